@@ -42,7 +42,7 @@ def _show_plans(result: Result, plans: dict[str, Plan], chosen: str, plan: Plan)
     with left:
         choice.show_plans_chart(result, plans, chosen)
     with right:
-        methods_panel.show_methods()
+        methods_panel.show_methods(plans)
         choice.show_plans_table(result, plans, chosen)
     st.markdown(f"### {frame.escape(recipe.layout_name(plan))}")
     home = current_setup.result_of(chosen, result)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import planner_core
 from explorer.analysis import rows as table_rows
-from explorer.components.plans.methods_panel import FAIRNESS_NOTE
+from explorer.components.plans.methods_panel import FAIRNESS_NOTE, describe_fairness
 from explorer.text.tables import csv_text, json_text
+from planner_core.cost import IDLE, axis_roles
 from planner_core.planning import METHODS, Request
 from planner_core.planning.analysis import count_spaces
 from planner_core.planning.methods import BASELINES
@@ -80,3 +82,13 @@ def test_the_note_on_methods_names_what_every_one_of_them_lacks() -> None:
     assert all(m.zero == 0 and m.objective == "communication" for m in others)
     first = FAIRNESS_NOTE.partition(". ")[0]
     assert all(m.title in first for m in others) and "recomputation" in first and "ZeRO" in first
+
+
+def test_an_idle_axis_is_explained_only_where_a_plan_has_one() -> None:
+    """The note stood below rows none of which had one; the report of the command line asks first."""
+    asked = Request("gpt2-xl", cluster="1x8-h100", layers=2)
+    plans = {method: planned(replace(asked, method=method)).searched for method in ("exact", "tap")}
+    idle = {m for m, p in plans.items() if IDLE in axis_roles(p)}
+    assert idle == {"tap"}
+    assert describe_fairness([plans["exact"]]) == FAIRNESS_NOTE
+    assert "idle axis" in describe_fairness(plans.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import streamlit as st
 
 from explorer.address import pins, settings
@@ -10,13 +12,12 @@ from explorer.components import frame
 from explorer.session import state
 from explorer.text.tables import Row
 from planner_core.core import Plan, PlannerError
+from planner_core.cost import IDLE, axis_roles
 from planner_core.planning import METHODS, Request, Result
 from planner_core.planning.analysis import count_spaces
 
-FAIRNESS_NOTE = (
-    "TAP, TAPS, ATP and Alpa-like make traffic least, not the step: without recomputation, ZeRO or a choice of micro-batches. "
-    "Along an idle axis all GPUs do the same work: a method may repeat work to send less."
-)
+FAIRNESS_NOTE = "TAP, TAPS, ATP and Alpa-like make traffic least, not the step: without recomputation, ZeRO or a choice of micro-batches."
+IDLE_NOTE = " Along an idle axis all GPUs do the same work: a method may repeat work to send less."
 
 
 def _requests() -> dict[str, Request]:
@@ -65,8 +66,13 @@ def plan_next() -> None:
             st.rerun()
 
 
-def show_methods() -> None:
-    """Draw the button that adds them, then what makes the comparison fair."""
+def describe_fairness(plans: Iterable[Plan]) -> str:
+    """Say what makes the comparison fair, and what an idle axis is where a plan has one."""
+    return FAIRNESS_NOTE + (IDLE_NOTE if any(IDLE in axis_roles(p) for p in plans) else "")
+
+
+def show_methods(plans: Mapping[str, Plan]) -> None:
+    """Draw the button that adds them to the plans of the page, then what makes the comparison fair."""
     if not _is_wanted():
         st.button(
             "Add TAP, TAPS, ATP and Alpa-like",
@@ -79,7 +85,7 @@ def show_methods() -> None:
     waiting = [n for n, request in _requests().items() if request not in failed and not state.known_method(request)]
     if waiting:
         st.caption(f"Searching {', then '.join(settings.METHODS[n] for n in waiting)} …")
-    st.caption(FAIRNESS_NOTE)
+    st.caption(describe_fairness(plans.values()))
 
 
 def offer_rows(result: Result) -> None:
