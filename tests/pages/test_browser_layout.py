@@ -55,6 +55,19 @@ def test_nothing_is_wider_than_a_phone(visit: Visit, page: str) -> None:
         assert visit.overflow() == 0, "the dialog"
 
 
+def test_a_plans_name_is_whole_on_a_phone(visit: Visit) -> None:
+    """What if cut it off at “ZeRO-2 32, embedding split · 2 micr...”, and hid what is recomputed."""
+    visit.page.set_viewport_size({"width": 400, "height": 850})
+    visit.open("/whatif?layers=2&accumulate=2&recompute=full&whatif=batch:128,nodes:4")
+    visit.page.locator(".st-key-whatif_answer [data-testid=stMetricValue]").last.wait_for()
+    cut = "es => es.filter(e => [e, ...e.querySelectorAll('*')].some(x => x.scrollWidth > x.clientWidth + 1)).map(e => e.innerText)"
+    texts = visit.page.locator(".st-key-whatif_answer").locator(
+        "[data-testid=stMetricValue], [data-testid=stMetricDelta]"
+    )
+    assert texts.count() >= 6 and texts.evaluate_all(cut) == []
+    assert visit.overflow() == 0
+
+
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("page", ["", "plans", "compare", "whatif"])
 def test_nothing_is_cut_off_at_800_pixels(visit: Visit, page: str, theme: Literal["light", "dark"]) -> None:
