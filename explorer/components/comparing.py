@@ -227,7 +227,7 @@ def show_restrictions(result: Result) -> None:
         steps = [exact_step(best), *_ablation_steps(asked, method)]
     st.markdown(frame.escape(words.describe_restrictions(name, [(step.says, step.plan) for step in steps])))
     body = [_ablation_row(step, steps[k - 1] if k else None) for k, step in enumerate(steps)]
-    head = ["each row adds", "mesh", "sent per GPU", "communication", "step", "memory", "fits"]
+    head = ["each row adds", "mesh", "sent per GPU", "communication", "step", "memory", "fits", "proven"]
     frame.show_table(head, body, f"from the exact search to {name}")
     frame.offer_data("these rows", f"restrictions-{method}", lambda: rows.restriction_rows(steps))
 
@@ -235,7 +235,7 @@ def show_restrictions(result: Result) -> None:
 def _ablation_row(step: AblationStep, before: AblationStep | None) -> list[str]:
     says = html.escape(step.says)
     if step.plan is None:
-        return [says, "no plan fits", "", "", "", "", "no"]
+        return [says, "no plan fits", "", "", "", "", "no", ""]
     c, old = step.plan.cost, before.plan.cost if before and before.plan else None
     return [
         says,
@@ -245,6 +245,7 @@ def _ablation_row(step: AblationStep, before: AblationStep | None) -> list[str]:
         units.seconds(c.step_time_s) + _change(c.step_time_s, old.step_time_s if old else 0),
         units.memory(c.memory_bytes["peak"]),
         "yes" if step.plan.fits else "no",
+        html.escape(words.describe_proof(step.plan)),
     ]
 
 

@@ -9,10 +9,11 @@ from functools import cache
 from itertools import pairwise
 
 from explorer.text import units
-from planner_core.core import BlockLabel, Cluster, DeviceMesh, Plan, Shard, gpu_names, load_gpu
+from planner_core.core import BlockLabel, Cluster, DeviceMesh, NoteKind, Plan, Shard, gpu_names, load_gpu
 from planner_core.cost import whole_mesh
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import FASTEST, STAGES_PLAN_NAME, doubt_between, leads_by_simplicity
+from planner_core.planning.analysis import step_proof
 from planner_core.planning.methods import BASELINES, EXACT, METHODS
 
 FAMILIES = (
@@ -239,7 +240,16 @@ def describe_restrictions(method: str, steps: Sequence[tuple[str, Plan | None]])
         text += " Rows are the best in communication, so a step may be shorter than in the row above."
     if not all(p.fits for _, p in known):
         text += " Where no plan fits the memory, a row is the plan that needs least of it, not the fastest."
+    if not all(p.optimal for _, p in known):
+        text += " Of a row that is not proven, a better plan may exist: the last column says what is known of it."
     return text + ("" if last.fits else " It does not fit the memory.")
+
+
+def describe_proof(plan: Plan) -> str:
+    """Say in a cell whether a plan is proven the best of its search: `yes`, `but for waits`, its gap, or `no` without one."""
+    if plan.optimal:
+        return "yes" if plan.objective != "time" else step_proof(plan)
+    return next((n.sentence for n in plan.notes if n.kind is NoteKind.GAP), "no")
 
 
 def _describe_ratio(value: float, before: float, what: str) -> str:

@@ -16,9 +16,9 @@ from explorer.figures import topology
 from explorer.figures.palette import DARK, LIGHT, WORK, Theme
 from explorer.figures.style import LIMIT_WORDS
 from explorer.text import units, words
-from planner_core.core.plan import PHASES, Plan
+from planner_core.core.plan import PHASES, NoteKind, Plan
 from planner_core.cost.communication import bytes_between_gpus
-from planner_core.planning.analysis import step_work
+from planner_core.planning.analysis import ablation_steps, step_work
 from planner_core.planning.analysis.ablation import DESCRIPTIONS
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
@@ -133,6 +133,23 @@ def test_what_a_method_costs_is_told_with_its_reason(plans: dict[str, Plan]) -> 
     assert "because it" not in text and "may be shorter than in the row above" in text
     only = words.describe_restrictions("TAP", [(DESCRIPTIONS["exact"], None)])
     assert "No plan fits" in only
+
+
+def test_a_row_of_what_a_method_costs_says_how_far_from_proven_it_is() -> None:
+    """The row of least communication was “not proven: at most 7.6 %” by the command line, and said nothing here."""
+    steps = ablation_steps(planned(Request("llama-3-8b", layers=2)).planner, "tap")
+    least = next(s.plan for s in steps if s.plan is not None)
+    assert not least.optimal
+    (note,) = (n.sentence for n in least.notes if n.kind is NoteKind.GAP)
+    assert words.describe_proof(least) == note and note.startswith("not proven: at most")
+    assert words.describe_proof(replace(least, optimal=True)) == "yes"
+    goal, later = steps[0], replace(steps[1], plan=replace(least, notes=least.notes))
+    assert words.describe_proof(later.called(goal).plan) == "no", "its bound is that of a smaller space"
+    for is_proven in (True, False):
+        said = words.describe_restrictions(
+            "TAP", [(s.says, s.plan and replace(s.plan, optimal=is_proven)) for s in steps]
+        )
+        assert ("not proven" in said) != is_proven
 
 
 # --- plans that were pinned on another cluster, at another batch ---------------------------------------------

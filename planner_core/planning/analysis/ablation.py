@@ -39,12 +39,11 @@ class AblationStep:
     plan: Plan | None
 
     def called(self, step: AblationStep) -> AblationStep:
-        """This plan as that of an earlier step, which did not find it and so did not prove it."""
+        """This plan as that of an earlier step, which did not find it and so did not prove it: its gap is that of its own space."""
         if self is step or self.plan is None:
             return step
-        return replace(
-            step, plan=replace(self.plan, optimal=False, notes=(Note(ATP_WORDS, NoteKind.SCOPE), *self.plan.notes))
-        )
+        others = (note for note in self.plan.notes if note.kind is not NoteKind.GAP)
+        return replace(step, plan=replace(self.plan, optimal=False, notes=(Note(ATP_WORDS, NoteKind.SCOPE), *others)))
 
 
 def exact_step(best: Plan | None) -> AblationStep:
