@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from functools import update_wrapper
+from typing import Generic, ParamSpec, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+P = ParamSpec("P")
 POLL_S = 0.1
 """Seconds between two looks of a thread that waits for another one's result."""
 
@@ -74,3 +76,20 @@ class ResultCache(Generic[K, V]):
             with self._lock:
                 del self._making[key]
             event.set()  # also after an error: whoever waited finds nothing and makes it itself
+
+
+class Remembered(Generic[P, V]):
+    """A function that remembers its last results for all sessions. Threads that ask for the same at once wait for one of them."""
+
+    def __init__(self, function: Callable[P, V], size: int) -> None:
+        self.function, self._results = function, ResultCache[Hashable, V](size)
+        update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
+        """Return the result of `function`, which runs in this thread where it is not known."""
+        return self._results.get((args, *kwargs.items()), lambda: self.function(*args, **kwargs))
+
+
+def remember(size: int) -> Callable[[Callable[P, V]], Remembered[P, V]]:
+    """As `functools.lru_cache(size)`, which lets two threads compute one result at once."""
+    return lambda function: Remembered(function, size)

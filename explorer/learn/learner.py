@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from explorer.address.settings import MODELS
+from explorer.jobs.result_cache import remember
 from planner_core.core import Cluster, Graph
 from planner_core.ops import work_of
 from planner_core.planning import Planner, Request, prepare_planner
@@ -64,8 +64,8 @@ class Learner:
 
     @property
     def planner(self) -> Planner:
-        """The model and cluster, ready to be planned on any mesh."""
-        return _make_planner(self)
+        """The model and cluster, ready to be planned on any mesh. Whoever asks gets a planner of their own (`Planner.separate`)."""
+        return _make_planner(self).separate()
 
     @property
     def graph(self) -> Graph:
@@ -123,7 +123,7 @@ def with_model(learner: Learner, model: str = STANDARD_MODEL) -> Learner:
     return Learner(replace(learner.request, model=model, batch=None, seq=None, layers=None))
 
 
-@lru_cache(maxsize=32)
+@remember(32)
 def _make_planner(learner: Learner) -> Planner:
     graph = learner.load(learner.request) if learner.load else None
     return prepare_planner(learner.request, graph)

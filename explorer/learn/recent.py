@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Question, Scene, Values
 from explorer.learn.lessons import LESSONS
@@ -14,7 +13,7 @@ def scene_and_question(number: int, learner: Learner, values: Values) -> tuple[S
     return _scene_and_question(number, learner, tuple(values.items()))
 
 
-@lru_cache(maxsize=256)
+@remember(256)
 def _scene_and_question(
     number: int, learner: Learner, values: tuple[tuple[str, Choice], ...]
 ) -> tuple[Scene, Question]:
@@ -27,6 +26,6 @@ def explorer_settings(number: int, learner: Learner, values: Values) -> dict[str
     return dict(_explorer_settings(number, learner, tuple(values.items())))
 
 
-@lru_cache(maxsize=256)
+@remember(256)
 def _explorer_settings(number: int, learner: Learner, values: tuple[tuple[str, Choice], ...]) -> dict[str, str]:
     return LESSONS[number - 1].focus(learner, dict(values))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from functools import lru_cache
 
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import explorer_settings, scene_and_question
@@ -16,7 +16,7 @@ START_DELAY_S = 1.0
 """Before the work begins: the page that is read comes first, and both share one interpreter."""
 
 
-@lru_cache(maxsize=1)
+@remember(1)
 def import_torch() -> threading.Thread:
     """Start the import once per process; returns the thread that does it."""
     thread = threading.Thread(target=_import, name="torch for the lessons", daemon=True)
@@ -31,7 +31,7 @@ def _import() -> None:
     torch.autograd.grad((x @ x).sum(), x)  # the first backward pass sets autograd up
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def prefetch_next(number: int, learner: Learner) -> threading.Thread:
     """Compute what lesson `number + 1` shows first, once for each learner.
 

@@ -9,6 +9,7 @@ Example: 16, 8 and 4 samples are captured. A size of 32 768, 16 384 and 8 192 is
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from planner_core.core import Graph, graph_from_json
@@ -29,6 +30,13 @@ class BatchGraphs:
         self._few_layers: BatchGraphs | None = None
         """The graphs of the same model with few layers."""
         self._few_are_like_all = True
+
+    def copy(self) -> BatchGraphs:
+        """Return graphs remembered apart: what the copy opens from now on, this one does not know."""
+        other = copy.copy(self)
+        other._captured = dict(self._captured)
+        other._few_layers = self._few_layers and self._few_layers.copy()
+        return other
 
     def open(self, model: str, *, batch: int | None, seq: int | None, dtype: str, layers: int | None) -> Graph:
         """Return the graph of a model at a workload; None stands for a default size."""

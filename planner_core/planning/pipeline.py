@@ -428,7 +428,7 @@ def add_stages(result: Result, progress: Progress | None = None) -> Result:
     if "stages" in result.reasons:
         return result
     say = progress or (lambda text: None)
-    draft = Draft(result.asked, result.source, result.planner, result.searched, say, usual=result.plans)
+    draft = Draft(result.asked, result.source, result.planner.separate(), result.searched, say, usual=result.plans)
     draft, reason = search_stages(draft)
     result = replace(result, reasons={**result.reasons, "stages": reason})
     return _append_staged(result, ((one.plan, one.planner) for one in draft.staged))
@@ -444,7 +444,7 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
     if known.optimal or not known.fits:
         return result
     asked = replace(result.asked, prove=True)
-    proven = plan_model(asked, result.source, progress, result.planner, passes=FIRST_PASSES)
+    proven = plan_model(asked, result.source, progress, result.planner.separate(), passes=FIRST_PASSES)
     if not _is_no_worse(proven.searched, known):
         # A simpler plan that leads has the bound of the one behind it.
         leading = 2 if leads_by_simplicity(result.best) else 1

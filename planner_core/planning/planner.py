@@ -134,6 +134,10 @@ class Planner:
         """The same planner with other `fields`, and with nothing kept of what was built for the old ones."""
         return replace(self, networks={}, problems={}, runs={}, operators={}, **fields)
 
+    def separate(self) -> Planner:
+        """The same planner for another thread: what a search changes is its own, so that a planner that several keep is a value."""
+        return self.changed(clock=self.clock.copy(), work=replace(self.work), graphs=self.graphs.copy())
+
     def objective(self, method: Method | None = None) -> str:
         """What the method minimises; the request's method if none is given."""
         return (method or METHODS[self.request.method]).objective or self.request.objective
@@ -434,14 +438,8 @@ def _check_memory(request: Request, cluster: Cluster) -> None:
     if budget_gb is not None and int(budget_gb * 1e9) > gpu.memory_bytes:
         most = named("memory_gb", gpu.memory_bytes // 10**6 / 1000)
         has = memory_amount(gpu.memory_bytes, f"{gpu.memory_bytes / 2**30:.1f} GiB")
-        raise InputError(
-            named("memory_gb", budget_gb),
-            " is more than the ",
-            has,
-            f" of {gpu.name}; give at most ",
-            most,
-            ", or another GPU",
-        )
+        reason = " is more than the ", has, f" of {gpu.name}; give at most ", most, ", or another GPU"
+        raise InputError(named("memory_gb", budget_gb), *reason)
 
 
 def _model_dtype(graph: Graph, asked: str | None) -> str | None:

@@ -187,6 +187,12 @@ class Clock:
         self._inside: list[str] = []
         self._since = 0.0
 
+    def copy(self) -> Clock:
+        """A clock of its own with the seconds so far, outside of every part."""
+        clock = Clock()
+        clock.seconds.update(self.seconds)
+        return clock
+
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Time what runs inside."""

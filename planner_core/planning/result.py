@@ -201,7 +201,7 @@ class Result:
     @cached_property
     def candidates(self) -> tuple[Candidates, ...]:
         """The candidates of every repeated block, on the tensor axis of the fastest plan; none where no plan fits."""
-        return tuple(block_candidates(self.planner, self.searched)) if self.searched.fits else ()
+        return tuple(block_candidates(self.planner.separate(), self.searched)) if self.searched.fits else ()
 
     @property
     def dropped(self) -> dict[str, int]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -12,8 +15,9 @@ from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.times import l14_pays, l15_step, l16_zero, l17_memory_walk, stated
 from explorer.text import units
-from planner_core.core import ASSETS
-from planner_core.planning import price
+from planner_core.core import ASSETS, Plan
+from planner_core.planning import Planner, price
+from planner_core.planning.methods import Layout
 from planner_core.planning.request import Request
 from tests.support.fitted import H100, inside_s, turn_s
 
@@ -30,6 +34,48 @@ FLOPS_PER_S = H100["flops_efficiency"] * 989e12
 def numbers(number: int, **values: int | str) -> dict[str, float]:
     lesson = LESSONS[number - 1]
     return dict(lesson.scene(LLAMA, {**lesson.defaults(), **values}).numbers)
+
+
+# --- several learners at once ------------------------------------------------------------------------
+
+
+def test_two_learners_of_one_lesson_wait_for_one_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[Planner] = []
+
+    def choose(planner: Planner, *_: object, **__: object) -> object:
+        searched.append(planner)
+        time.sleep(0.3)  # a second search would begin meanwhile
+        return object()
+
+    monkeypatch.setattr(stated, "choose_mesh", choose)
+    learner = Learner(Request("llama-3-8b", cluster="1x8-h100", layers=2, seq=1024))
+    with ThreadPoolExecutor(2) as pool:
+        plans = [pool.submit(stated.choose_plan, learner, 8) for _ in range(2)]
+    assert len(searched) == 1 and plans[0].result() is plans[1].result()
+
+
+def test_a_search_leaves_what_learners_share_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches of two learners on one planner met in its tables, and the page crashed."""
+    searching: list[Planner] = []
+    of_layout = Planner.of_layout
+
+    def watched(planner: Planner, *args: Any) -> Plan | None:
+        searching.append(planner)
+        return of_layout(planner, *args)
+
+    monkeypatch.setattr(Planner, "of_layout", watched)
+    learner = Learner(Request("llama-3-8b", cluster="1x8-h100", layers=2, seq=1024))
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(stated.price_batch, learner, Layout(fsdp=8, zero=z), 8) for z in (2, 3)]
+        chosen = pool.submit(stated.choose_plan, learner, 8).result()
+    cases = [case.result() for case in asked]
+    assert chosen and all(cases) and len({id(planner) for planner in searching}) == len(searching) == 2
+    for held in ("networks", "problems", "runs", "operators", "work", "graphs", "clock"):
+        assert getattr(searching[0], held) is not getattr(searching[1], held), held
+    shared = [learner.planner, *(case.planner for case in cases if case)]
+    for planner in shared:
+        assert not (planner.networks or planner.problems or planner.runs or planner.operators)
+        assert planner.work.left == planner.effort.request
 
 
 # --- 14: when does it pay? -------------------------------------------------------------------------

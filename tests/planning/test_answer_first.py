@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from planner_core.cli.main import main
 from planner_core.core import Note, NoteKind, Plan
 from planner_core.cost.communication import sent_per_gpu
-from planner_core.planning import FASTEST, Request, pipeline, plan_model, prove
+from planner_core.models import batches
+from planner_core.planning import FASTEST, FIRST_PASSES, Request, add_stages, pipeline, plan_model, prove
 from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.fitting import micro_batch_numbers, micro_batches
 from planner_core.planning.fitting.baselines import note_missing_baselines
@@ -309,3 +311,30 @@ def _note_and_stop(events: list[object]) -> Callable[[Plan], None]:
         raise KeyboardInterrupt
 
     return show
+
+
+def test_what_is_asked_of_a_result_leaves_its_planner_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions share a result, and ask for its candidates, its stages and its proof at once."""
+    result = plan_model(TIGHT, passes=FIRST_PASSES)
+    planner = result.planner
+    before = planner.work.left, dict(planner.clock.seconds)
+    assert result.candidates
+    add_stages(result)
+    monkeypatch.setattr(pipeline, "plan_model", lambda *args, **_: continued.append(args[-1]) or result)
+    continued: list[Planner] = []
+    prove(result)
+    assert (planner.work.left, planner.clock.seconds) == before
+    assert not (planner.networks or planner.problems or planner.runs or planner.operators)
+    for held in ("networks", "problems", "runs", "operators", "work", "graphs", "clock"):
+        assert getattr(continued[0], held) is not getattr(planner, held), held
+
+
+def test_graphs_that_a_copy_opens_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "has_snapshot", lambda *_: False)
+    monkeypatch.setattr(batches, "open_model", lambda *_, **sizes: SimpleNamespace(workload=sizes))
+    graphs = batches.BatchGraphs()
+    first = graphs.open("llama-3-8b", batch=2, seq=8, dtype="bfloat16", layers=1)
+    other = graphs.copy()
+    assert other.open("llama-3-8b", batch=2, seq=8, dtype="bfloat16", layers=1) is first
+    other.open("llama-3-8b", batch=2, seq=16, dtype="bfloat16", layers=1)
+    assert graphs.open("llama-3-8b", batch=2, seq=8, dtype="bfloat16", layers=1) is first

@@ -7,9 +7,9 @@ in the picture is read from that plan: Megatron-LM's, the same with sequence par
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from explorer.address.settings import MODELS
+from explorer.jobs.result_cache import remember
 from explorer.learn.blocks import placing
 from explorer.learn.blocks.placing import BlockMessage
 from explorer.learn.learner import STANDARD_MODEL, Learner, with_model
@@ -79,7 +79,7 @@ def short_name(weight: str) -> str:
     return weight.removesuffix(".weight").rpartition(".")[2]
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def arrange_megatron(learner: Learner, devices: int, sequence: bool) -> ArrangedBlock | None:
     """Megatron-LM's plan on `devices` neighbours; None where its heads or tokens do not divide."""
     learner, name, _ = with_llama_block(learner)
@@ -90,7 +90,7 @@ def arrange_megatron(learner: Learner, devices: int, sequence: bool) -> Arranged
     return _search_and_arrange(planner, problem, name, method.shown_plan, "time") if problem else None
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def arrange_best(learner: Learner, devices: int) -> ArrangedBlock:
     """The best plan on `devices` neighbours, the one of least time."""
     learner, name, _ = with_llama_block(learner)
@@ -102,7 +102,7 @@ def arrange_best(learner: Learner, devices: int) -> ArrangedBlock:
     return best
 
 
-@lru_cache(maxsize=256)
+@remember(256)
 def arrange_by_hand(learner: Learner, devices: int, letters: tuple[str, ...]) -> ArrangedBlock | None:
     """The seven weights placed by `letters`, the rest chosen to communicate least; None where that cannot run."""
     learner, name, _ = with_llama_block(learner)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from planner_core.core import BlockPlan, Cost, DeviceMesh, Workload
-from planner_core.cost import price
+from planner_core.cost import CostModel, price
 from planner_core.cost.memory import walk
 from planner_core.planning.methods import BASELINES
 from planner_core.search import find_least_memory, make_block_plans, search_within_budget
@@ -57,28 +57,28 @@ def peak_before_gradients(
     the smallest plan."""
     planned = _plan_blocks(learner, devices, "megatron" if usual else "", keeping)
     assert planned, "call it for a plan that there is"
-    problem, blocks = planned
-    step = walk(blocks, learner.graph, problem.model)
+    model, blocks = planned
+    step = walk(blocks, learner.graph, model)
     fullest = max((m for m in (*step.forward, *step.backward) if not m.grads), key=lambda m: m.total)
     return step.state.params + step.state.moments + fullest.total, fullest.kept
 
 
-@lru_cache(maxsize=512)
+@remember(512)
 def _plan_cost(learner: Learner, devices: int, method: str, keeping: StepSettings | None) -> Cost | None:
     planned = _plan_blocks(learner, devices, method, keeping)
-    return price(planned[1], learner.graph, planned[0].model) if planned else None
+    return price(planned[1], learner.graph, planned[0]) if planned else None
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def _plan_blocks(
     learner: Learner, devices: int, method: str, keeping: StepSettings | None
-) -> tuple[Problem, dict[str, BlockPlan]] | None:
-    """The plan of a method, or without one that of least memory, with the problem that it solves."""
+) -> tuple[CostModel, dict[str, BlockPlan]] | None:
+    """The plan of a method, or without one that of least memory, with what prices it."""
     problem = _make_problem(learner, devices, method, keeping)
     if not problem:
         return None
     assignment = search_within_budget(problem, objective="time").assignment if method else find_least_memory(problem)
-    return (problem, make_block_plans(problem, assignment)) if assignment else None
+    return (problem.model, make_block_plans(problem, assignment)) if assignment else None
 
 
 def _make_problem(learner: Learner, devices: int, method: str, keeping: StepSettings | None) -> Problem | None:

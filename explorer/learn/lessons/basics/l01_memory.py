@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 
 from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.predictions import sketch_memory_by_gpus
@@ -46,7 +46,7 @@ def gpu_counts(learner: Learner) -> list[int]:
     return [n for n in GPUS if n <= learner.cluster.levels[0].size]
 
 
-@lru_cache(maxsize=128)
+@remember(128)
 def memory_by_gpus(learner: Learner, batch: int, keeps: StepSettings) -> dict[int, tuple[dict[str, int], bool]]:
     """`memory_of_gpu` by the number of GPUs."""
     return {n: memory_of_gpu(learner, batch, n, keeps) for n in gpu_counts(learner)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from explorer.figures.palette import DEVICES
@@ -18,6 +17,7 @@ from explorer.figures.svg_tensors import (
     sign,
     sliced,
 )
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -27,7 +27,7 @@ from explorer.learn.pictures.film import Film
 N = 4
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def multiply(cut: str, devices: int, seed: int) -> dict[str, Any]:
     """The product, whole and in pieces: X, W, Y, what each device holds and makes, the joined result and its error."""
     import torch

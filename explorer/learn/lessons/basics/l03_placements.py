@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from explorer.figures.svg_tensors import (
@@ -16,6 +15,7 @@ from explorer.figures.svg_tensors import (
     owned,
     replicated,
 )
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -41,7 +41,7 @@ CASES = (
 )
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def place_tensor(placement: str, devices: int, seed: int) -> tuple[Any, list[Any]]:
     """A 4×4 tensor and what each device holds of it under a placement; a Partial's terms are drawn and sum to it."""
     import torch

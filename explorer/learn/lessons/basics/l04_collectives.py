@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from explorer.figures.svg_tensors import Drawing, Style, amount, column, device, row, text, tile
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -18,7 +18,7 @@ from planner_core.core import DeviceMesh
 from planner_core.cost.communication import AxisLink, algorithms, axis_links, collective_time, wire_bytes
 
 
-@lru_cache(maxsize=32)
+@remember(32)
 def run_ring(n: int) -> list[dict[str, Any]]:
     """States of a ring all-reduce of n chunks on n devices: values, how many terms each holds, who sent what. The sum of
     chunk r is finished on device r."""

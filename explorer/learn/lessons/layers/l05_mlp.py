@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from explorer.figures.svg_tensors import (
@@ -17,6 +16,7 @@ from explorer.figures.svg_tensors import (
     row,
     sign,
 )
+from explorer.jobs.result_cache import remember
 from explorer.learn.blocks import arranged
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
@@ -26,7 +26,7 @@ from explorer.learn.pictures.board import BoardState, board_film, matrix_chunks
 from explorer.learn.pictures.film import Film
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def run_mlp(first: str, seed: int) -> dict[str, Any]:
     """The MLP Z = GeLU(X A) B, whole and on two devices, with the gradient of X by autograd both ways."""
     import torch

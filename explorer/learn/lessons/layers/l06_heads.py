@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from explorer.figures.svg_tensors import Drawing, column, device, row, text, tile
+from explorer.jobs.result_cache import remember
 from explorer.learn.blocks import arranged, placing
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
@@ -15,7 +15,7 @@ from explorer.learn.pictures.charts import wrap
 from planner_core.core import Shard, ShardingError, local_shape
 
 
-@lru_cache(maxsize=32)
+@remember(32)
 def attention_error(heads: int, kv_heads: int, devices: int) -> float:
     """Largest difference between attention whole and with its heads dealt out; needs both numbers of heads to divide."""
     import torch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from explorer.address.settings import MODELS
@@ -20,6 +19,7 @@ from explorer.figures.svg_tensors import (
     text,
     tile,
 )
+from explorer.jobs.result_cache import remember
 from explorer.learn.blocks import arranged
 from explorer.learn.learner import STANDARD_MODEL, Learner, with_model
 from explorer.learn.lesson import Values
@@ -52,7 +52,7 @@ def activation_bytes(learner: Learner, devices: int, sequence: bool) -> int:
     return memory["activations"]
 
 
-@lru_cache(maxsize=16)
+@remember(16)
 def split_loss(devices: int) -> dict[str, Any]:
     """Cross-entropy with the classes split over devices, by a maximum and two sums per token, against torch's on the whole."""
     import torch
@@ -81,7 +81,7 @@ def split_loss(devices: int) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=16)
+@remember(16)
 def split_embedding(devices: int) -> dict[str, Any]:
     """Looking up words in a table of which each device has some rows: zeros for the words of others, and the sum."""
     import torch

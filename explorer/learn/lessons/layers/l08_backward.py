@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from explorer.figures.svg_tensors import (
@@ -17,6 +16,7 @@ from explorer.figures.svg_tensors import (
     replicated,
     row,
 )
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -44,7 +44,7 @@ CUTS = {
 }
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def run_backward(cut_name: str, seed: int) -> dict[str, Any]:
     """Forward and backward of sum((X W)²) whole and on two devices: gradients as each device makes them."""
     import torch

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Drawing
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -47,7 +47,7 @@ def run_attention(x: Any, weights: list[Any], fault: str) -> Any:
     return torch.cat(results, dim=1) @ o
 
 
-@lru_cache(maxsize=8)
+@remember(8)
 def train(fault: str) -> dict[str, Any]:
     """A run from a checkpoint near its goal, on two data groups: losses on all samples, how far the groups' weights lie apart after each
     step, and the bytes of its messages."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from explorer.figures.svg_tensors import column, text
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.stacks import megatron_memory, smallest_memory
@@ -64,7 +64,7 @@ def peak_bytes(learner: Learner, samples: int, tensor: int) -> int | None:
     return memory["peak"] if memory else None
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def list_layouts(learner: Learner, batch: int) -> tuple[GpuLayout, ...]:
     """Every data × tensor mesh of two nodes, with Megatron-LM's four all_reduces a layer and one of all gradients."""
     cluster, layer = two_nodes(learner.cluster), learner.layer()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from explorer.figures.svg_tensors import Drawing, column, device, text, tile
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -17,7 +17,7 @@ from planner_core.cost.communication import wire_bytes
 TOKENS, HIDDEN, WIDE = 16, 3, 4
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def route_tokens(devices: int, k: int, seed: int) -> dict[str, Any]:
     """Tokens through k experts each, one expert per device: where they go, and the result against no devices at all."""
     import torch

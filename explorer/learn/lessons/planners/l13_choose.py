@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from explorer.graph.stripes import split_of
+from explorer.jobs.result_cache import remember
 from explorer.learn.blocks import arranged, placing
 from explorer.learn.blocks.arranged import WEIGHTS, ArrangedBlock, with_llama_block
 from explorer.learn.learner import STANDARD_MODEL, Learner
@@ -27,7 +27,7 @@ from planner_core.search.candidates import Candidates, score_candidates
 LETTERS = ("R", "S(0)", "S(1)")
 
 
-@lru_cache(maxsize=16)
+@remember(16)
 def score_choices(learner: Learner, block: str, devices: int) -> Candidates:
     """All 3^7 choices on `devices` neighbouring GPUs, scored by the planner."""
     planner, mesh = placing.on_neighbours(learner, devices), DeviceMesh(("tensor",), (devices,))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 
 from explorer.figures.palette import COMPUTE
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.times.stated import price_layout, price_usual, with_16_bit_products, with_samples
@@ -17,7 +17,7 @@ from planner_core.planning.methods import Layout
 EXPERTS, TOKENS, GPU_TOKENS = 8, 256, 2048
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def choose_experts(skew: int, seed: int) -> tuple[int, ...]:
     """The expert of each of `TOKENS` tokens, when the router likes some experts more."""
     import torch
@@ -55,7 +55,7 @@ def expert_compute_s(learner: Learner) -> float:
     return learner.experts().flops * GPU_TOKENS / learner.cluster.gpu.flops_per_s(learner.planner.workload.dtype)
 
 
-@lru_cache(maxsize=16)
+@remember(16)
 def fsdp_step_s(learner: Learner) -> float:
     """Seconds of a step of the learner's model under FSDP on the learner's cluster, as the planner prices it."""
     return price_usual(learner, "FSDP (ZeRO-3)", GPU_TOKENS).plan.cost.step_time_s
@@ -73,7 +73,7 @@ def fullest_over_mean(load: tuple[int, ...], devices: int) -> float:
     return max(sum(load[i * each : (i + 1) * each]) for i in range(devices)) * devices / sum(load)
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def expert_parallel_step_s(learner: Learner, imbalance: float) -> float:
     """The same with experts dealt out, where the fullest GPU has `imbalance` times the mean of the tokens; 0 where they cannot be dealt out."""
     fair, samples, _ = with_samples(learner, GPU_TOKENS)

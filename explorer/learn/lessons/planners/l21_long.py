@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from explorer.figures.svg_tensors import Drawing, at, device, text, tile
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.times.stated import choose_plan, price_batch, usual_layouts, with_16_bit_products
@@ -20,7 +20,7 @@ from planner_core.planning.methods import Layout
 ITEM_BYTES, TOKENS_EACH = 2, 4
 
 
-@lru_cache(maxsize=8)
+@remember(8)
 def run_ring_attention(n: int) -> dict[str, Any]:
     """Attention over n devices with `TOKENS_EACH` tokens each: whose keys each has seen after every turn, its running weights (the sums
     that softmax divides by), and the error at the end."""
@@ -154,7 +154,7 @@ def accepts_length(learner: Learner, tokens: int) -> bool:
         return False
 
 
-@lru_cache(maxsize=32)
+@remember(32)
 def price_layouts(learner: Learner, tokens: int, n: int) -> dict[str, tuple[int, float, bool, int]]:
     """Memory, step time, whether it fits, and how many texts a step has, of one text of `tokens` for each GPU, and for each `n` GPUs, as
     the planner prices them on all GPUs."""

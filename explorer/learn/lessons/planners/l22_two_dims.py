@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
 from explorer.figures.svg_tensors import Drawing, matrix, owned
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -29,7 +29,7 @@ COUNTS = (4, 8, 16, 32, 64, 128, 256, 512)
 ITEM_BYTES = 2
 
 
-@lru_cache(maxsize=8)
+@remember(8)
 def multiply_tiles(kind: str) -> dict[str, Any]:
     """X W on a 2×2 mesh: each device's tile of W, its term, and the error of the sums against the whole."""
     import torch

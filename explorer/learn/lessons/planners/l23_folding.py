@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 from explorer.figures.palette import COMPUTE, GREY
 from explorer.figures.svg_tensors import Drawing, at, column, row, text
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, plural, read_lesson
@@ -16,7 +16,7 @@ from planner_core.search.candidates import weight_matrices
 MAX_SHOWN_GROUPS = 7
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def fold_model(learner: Learner, least: int) -> tuple[FoldStep, ...]:
     """Algorithm 1 on the learner's model."""
     return fold_steps(list_weight_nodes(learner.graph), least)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, GREY
 from explorer.figures.svg_tensors import Drawing
+from explorer.jobs.result_cache import remember
 from explorer.learn.blocks import placing
 from explorer.learn.blocks.arranged import with_llama_block
 from explorer.learn.learner import Learner, with_model
@@ -48,12 +49,12 @@ def foldable_learner(learner: Learner) -> tuple[Learner, str]:
     ), f"The layers of {layered.name} pass on more than one tensor, so this lesson shows Llama-3-8B on your cluster."
 
 
-@lru_cache(maxsize=32)
+@remember(32)
 def _run_table(learner: Learner, devices: int) -> RunTable | None:
     return max(run_tables(make_problem(learner, devices)[0]), key=lambda r: r.copies, default=None)
 
 
-@lru_cache(maxsize=32)
+@remember(32)
 def search_model(learner: Learner, devices: int) -> ModelSearch:
     """The table and the answer; call it on what `foldable_learner` gives."""
     run, (problem, budget) = _run_table(learner, devices), make_problem(learner, devices)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 from explorer.figures.svg_tensors import Drawing
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.predictions import sketch_waits
@@ -96,7 +96,7 @@ def list_layouts(cluster: Cluster) -> dict[str, Layout]:
     }
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def price_layouts(learner: Learner, tokens: int) -> dict[str, PricedLayout]:
     """The planner's plan of each contender that the model can follow, with so many tokens per GPU."""
     learner, samples, _ = with_samples(learner, tokens)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from explorer.address.settings import MODELS
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Drawing
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.predictions import sketch_streams
@@ -116,7 +116,7 @@ def shown(case: PricedLayout) -> dict[str, float]:
     return {**busy, **{why: seconds[why] for why in REASONS}, "optimizer": cost.optimizer_time_s}
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def gather_times(case: PricedLayout) -> tuple[int, float, float]:
     """The layer's weights: how many there are, seconds to gather them one by one, and in one bucket, over all GPUs."""
     block: Block = case.planner.graph.blocks[BlockLabel.parse(main_layer(case).label).block]

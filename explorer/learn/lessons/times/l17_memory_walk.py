@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from explorer.figures.palette import MEMORY_COLOURS, MEMORY_NAMES
 from explorer.figures.svg_tensors import Drawing
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.predictions import sketch_backward_memory
@@ -26,7 +25,7 @@ MENTIONED_SHARE = 0.01
 """A smaller share of what forward keeps is not mentioned."""
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def memory_moments(case: PricedLayout) -> tuple[tuple[Moment, ...], int, int]:
     """Every moment of the last micro-batch and of the optimizer, where backward begins, and where the optimizer's step is."""
     memory_walk = walk(case.plan.blocks, case.planner.graph, case.model)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Drawing, column, matrix, replicated, row, sign
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.times.l14_pays import fastest_with_ties
@@ -28,7 +28,7 @@ MAX_SHOWN = 4
 """Micro-batches that the step in time shows, at most."""
 
 
-@lru_cache(maxsize=8)
+@remember(8)
 def micro_batch_gradients(micro_batches: int) -> dict[str, Any]:
     """The gradient of a mean over eight samples, from all at once and summed over micro-batches."""
     import torch

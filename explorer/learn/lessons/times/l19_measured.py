@@ -6,12 +6,12 @@ import csv
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Drawing
+from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -56,7 +56,7 @@ def step_flops(row: dict[str, str], micro_batch: int, accumulate: int, recompute
     return times * forward * micro_batch * accumulate * seq / split
 
 
-@lru_cache(maxsize=1)
+@remember(1)
 def fitted_runs() -> tuple[FittedRun, ...]:
     """The published runs with their FLOPs; shapes come from the file that their sources fill."""
     with (PREDICTIONS_FILE.parent / "runs.csv").open(encoding="utf-8", newline="") as file:
@@ -71,7 +71,7 @@ def fitted_runs() -> tuple[FittedRun, ...]:
     return tuple(runs)
 
 
-@lru_cache(maxsize=16)
+@remember(16)
 def peak_flops(gpu: str) -> float:
     """FLOP/s in bf16 of a GPU's data sheet."""
     import json
@@ -81,7 +81,7 @@ def peak_flops(gpu: str) -> float:
     )
 
 
-@lru_cache(maxsize=1)
+@remember(1)
 def best_share() -> float:
     """The constant with the least median error, to a thousandth."""
     shares = np.array([r.share for r in fitted_runs()])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from explorer.figures.palette import COMPUTE, DEVICES, GREY
 from explorer.figures.svg_tensors import Drawing, at, number, text
+from explorer.jobs.result_cache import remember
 from explorer.learn import links
 from explorer.learn.learner import Learner, with_model
 from explorer.learn.lesson import Values
@@ -56,7 +56,7 @@ def hand_pipeline(order: str) -> tuple[Pipeline, tuple[StageCost, ...]]:
     return Pipeline(RANKS, order, (1,) * (RANKS * each)), (one,) * (RANKS * each)
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def simulate_by_hand(order: str, micro_batches: int) -> PipelineTime:
     """The simulated step of four equal ranks."""
     pipeline, costs = hand_pipeline(order)

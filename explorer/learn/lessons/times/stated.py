@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from explorer.address.settings import DTYPES
+from explorer.jobs.result_cache import remember
 from explorer.learn import links
 from explorer.learn.learner import Learner, with_model
 from planner_core.core import ITEM_BYTES, Cluster, NoPlanFits, Plan, slow_dtype_notes
@@ -23,7 +23,7 @@ MAX_SAMPLE_TOKENS = 4096
 
 @dataclass(frozen=True)
 class PricedLayout:
-    """A layout with the plan that the planner makes of it, and the planner that made it."""
+    """A layout with the plan that the planner makes of it, and the planner, which searches nothing itself: all sessions share it."""
 
     layout: Layout
     plan: Plan
@@ -60,7 +60,7 @@ class PricedLayout:
         return id(self.plan)
 
 
-@lru_cache(maxsize=512)
+@remember(512)
 def _priced_units(stated: PricedLayout) -> list[PricedUnit]:
     return priced_units(stated.plan.blocks, stated.planner.graph, stated.model, stated.planner.coarse)
 
@@ -83,27 +83,27 @@ def price_usual(
     return case
 
 
-@lru_cache(maxsize=512)
+@remember(512)
 def price_batch(
     learner: Learner, layout: Layout, batch: int, accumulate: int = 1, recompute: str = "none"
 ) -> PricedLayout | None:
     """The same with `batch` samples over all GPUs in each micro-batch."""
     planner = _make_planner(learner, batch, accumulate, recompute)
-    plan = planner.of_layout(layout, str(layout))
+    plan = planner.separate().of_layout(layout, str(layout))
     return PricedLayout(layout, plan, planner) if plan else None
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def choose_plan(learner: Learner, batch: int, accumulate: int = 1, recompute: str = "none") -> Plan | None:
     """The plan of `batch` samples that the planner chooses itself, from every plan on every mesh. Where none fits, the one that needs the
     least memory; None where the learner has set a limit on memory that no plan keeps."""
-    planner = _make_planner(learner, batch, accumulate, recompute)
+    planner = _make_planner(learner, batch, accumulate, recompute).separate()
     with suppress(NoPlanFits):
         return choose_mesh(planner, candidate_meshes(planner.request, planner.cluster), method=METHODS["exact"])
     return None
 
 
-@lru_cache(maxsize=64)
+@remember(64)
 def _make_planner(learner: Learner, batch: int, accumulate: int, recompute: str) -> Planner:
     planner = Learner(
         replace(learner.request, batch=batch, mesh=None, layout=None, objective="time"), learner.load
