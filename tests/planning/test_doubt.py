@@ -91,7 +91,7 @@ def test_a_baseline_of_mixed_recomputation_is_not_simpler(tight: Result) -> None
     recomputed = sum(len(b.prefixes) for b in tight.best.blocks.values() if b.recompute == "keep-matmuls")
     listed = shortlist(plan_ids(mixing.plans), mixing.choice, "")
     assert recomputed == 2
-    work = f"recomputation of all but matmuls and attention in {recomputed} of 32 blocks"
+    work = f"recompute {recomputed} of 32 blocks"
     assert listed[0].what == f"recommended; the best plan, at most 0.5 % above the bound; {work}"
     zero_3 = planned(replace(tight.request, zero=3)).best
     assert zero_3.optimal and set(recomputation(zero_3).values()) == {"none"}

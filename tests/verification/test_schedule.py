@@ -20,6 +20,8 @@ from planner_core.core import Graph, Plan
 from planner_core.cost.schedule.events import Event, scheduled
 from planner_core.cost.schedule.units import scheduled_units
 from planner_core.models import load_plan_graph
+from planner_core.planning import candidate_meshes
+from planner_core.planning.fitting.front import unseen_corners
 from planner_core.runtime import Trace
 from planner_core.runtime.library import applied
 from planner_core.runtime.program.collectives import Axis
@@ -46,13 +48,12 @@ def llama() -> tuple[dict[str, Plan], Graph]:
 def on_two_axes() -> tuple[dict[str, Plan], Graph]:
     """A plan that gathers weights over both axes of a 2x2 mesh, and one whose working copies are made over one axis and gathered over the
     other."""
-    config, asked = {**LLAMA, **SIZES}, {"mesh": "2x2", "batch": BATCH, "seq": SEQ, "dtype": "float32"}
-    # In little memory the trade-offs gather over both axes; the best plan of ample memory computes on whole weights.
-    tight = shardscope.plan(config, cluster="1x8-h100:gpus=4", memory_gb=0.0026, **asked)
-    both = next(
-        p for p in tight.plans if any(len(w.gathered) == 2 for b in p.blocks.values() for w in b.params.values())
-    )
+    config = {**LLAMA, **SIZES}
+    asked = {"mesh": "2x2", "batch": BATCH, "seq": SEQ, "dtype": "float32"}
     found = shardscope.plan(config, cluster="1x8-h100:gpus=4", layout="dp=2,fsdp=2,zero=1", **asked)
+    # A report leaves it out, since Megatron-LM's plan is better in time and memory.
+    corners = unseen_corners(found.planner, candidate_meshes(found.request, found.cluster), [found.best])
+    both = next(p for p in corners if any(len(w.gathered) == 2 for b in p.blocks.values() for w in b.params.values()))
     mixed = next(p for p in found.plans if p.name == "our current setup")
     assert any(w.gathered and w.once_gathered_axes for b in mixed.blocks.values() for w in b.params.values())
     return {"both": both, "mixed": mixed}, found.graph

@@ -130,10 +130,11 @@ def live(learner: Learner, values: Values) -> Live:
         "best_ms": p.best_ms,
         "left": p.left,
         "room_gib": p.room_gib,
-        "bound_s": t.answer.bound,
         "solves": t.answer.solves,
         "proven": float(t.answer.optimal),
     }
+    if math.isfinite(t.answer.bound):  # where no plan fits there is no bound
+        numbers["bound_s"] = t.answer.bound
     facts = {
         "ways_of_one": _power_of_ten(run.log10_states),
         "ways_of_all": _power_of_ten(run.log10_states * run.copies),
