@@ -77,7 +77,7 @@ def test_the_shortest_step_leads_and_a_note_bounds_what_is_left() -> None:
         and best.bound <= 1.0001 * min(p.cost.gpu_time_s for p in result.plans)
     )
     (note,) = [n for n in map(str, result.notes) if "waits for its host" in n]
-    assert f"no plan's step is shorter than {1e3 * best.bound:.4g} ms" in note
+    assert f"no such plan's step is shorter than {1e3 * best.bound:.4g} ms" in note
 
 
 def test_a_plan_that_waits_has_its_gap_and_one_answer_in_every_row() -> None:
