@@ -17,6 +17,7 @@ from explorer.figures.style import GIB, apply_style, draw_limit_line
 from explorer.text import units
 from explorer.text.words import plan_title
 from planner_core.core import Plan
+from planner_core.planning import is_trade_off
 from planner_core.planning.methods import BASELINES, EXACT, METHODS
 from planner_core.planning.pricing import PublishedRun, load_own_runs, load_published_runs
 from planner_core.search.candidates import Candidates
@@ -68,7 +69,7 @@ def plans_scatter(
     high = max(capacity_bytes / GIB, *(y for _, y in ends.values())) * 1.12
     draw_limit_line(figure, capacity_bytes, theme)
     # Trade-offs lie on one line, near each other: their names crowd out those of the others, and the table and a hover say them.
-    named = {n: p for n, p in plans.items() if n == chosen or n not in front or not p.name.startswith("trade-off")}
+    named = {n: p for n, p in plans.items() if n == chosen or n not in front or not is_trade_off(p)}
     _draw_names(figure, named, ends, capacity_bytes / GIB, (wide, high), theme)
     figure.update_xaxes(title=TIMES[axis], range=[-0.02 * wide, wide], nticks=5)
     figure.update_yaxes(title="memory per GPU, GiB", range=[0, high], nticks=5)

@@ -23,6 +23,7 @@ from planner_core.planning.fitting.front import (
     FrontPoint,
     describe_front,
     exact_front,
+    is_trade_off,
     with_open_recomputation,
 )
 from planner_core.planning.fitting.mesh_search import choose_mesh

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.utils import _pytree as pytree
 
 from planner_core.runtime.mismatch import PlanMismatch
-from planner_core.runtime.program.torch_private import NormPartial, compute_local_shape_and_global_offset
+from planner_core.runtime.program.torch_private import NormPartial, compute_local_shape_and_global_offset, local_part
 from planner_core.runtime.program.weights.orders import (
     FusedOrder,
     as_plain_dtensor,
@@ -281,4 +281,4 @@ def _local_parts(x: Any) -> Any:
     """Return the local parts of an operator's argument."""
     if isinstance(x, (list, tuple)):
         return [_local_parts(member) for member in x]
-    return x._local_tensor if isinstance(x, DTensor) else x
+    return local_part(x)
