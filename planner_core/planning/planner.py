@@ -243,7 +243,7 @@ class Planner:
         """The best assignment whose simulated peak is within the budget (`fit_simulated_memory`). `rough`: the answer of a search without
         proof. Proofs form no more points than the request has left."""
         limits = replace(limits, max_open_gap=self.effort.gap, of_sums=self.effort.of_sums)
-        limits = replace(limits, prove=limits.prove and self.work.left > 0, points=self.work)
+        limits = replace(limits, prove=limits.prove and self.work.remaining > 0, points=self.work)
         with self.clock("search"):
             answer = infeasible_answer(problem, rough, self.budget, objective) if rough else None
             return answer or fit_simulated_memory(problem, self.graph, self.budget, objective, limits)

@@ -142,6 +142,7 @@ def _build_block_plan(problem: Problem, name: str, states: Mapping[str, int], re
     for group, node in net.nodes.items():
         for k, op in enumerate(node.strategy.ops):
             sites[op.name] = _site_plan(site, node, states[group], k, op, gathered)
+    # Operators of one group need not follow each other in the program, and a plan lists them in its order.
     order = {op.name: i for i, op in enumerate(block.ops)}
     params = {
         v.name: _param_plan(site, i, gathered.get(i, set()))
@@ -179,7 +180,7 @@ def _site_plan(site: _BlockStates, node: GroupRows, r: int, k: int, op: Op, gath
 def _operand_edge(site: _BlockStates, value: int, consumed: State) -> Edge:
     v, table = site.block.values[value], site.moves(value)
     replicated = tuple(R if p == P else p for p in consumed.forward)
-    if v.kind == "constant":
+    if v.kind == "constant":  # it lies whole on every GPU, and has no gradient
         src = State((R,) * len(replicated), (R,) * len(replicated))
         backward: tuple[Step, ...] = ()
     else:

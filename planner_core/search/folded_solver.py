@@ -48,8 +48,8 @@ assignment are computed at once, which costs as much as a few rounds."""
 def solve_folded(problem: Problem, objective: Objective, abandon_above: float = float("inf")) -> Assignment | None:
     """Return the assignment of least priced cost, or None if no assignment is possible.
 
-    The problem keeps it: searches for other budgets ask for the same objective again, and start from what was found.
-    `abandon_above`: stop as soon as the `bound` is above this value. The assignment is then not the best one.
+    The problem's cache stores it, since searches for other budgets ask for the same objective again. `abandon_above`: the search stops
+    as soon as the `bound` is above this value. The assignment is then not the best one.
     """
     cache = problem.cache
     pruned = cache.pruned.get(objective)
@@ -99,12 +99,12 @@ def run_tables(problem: Problem) -> list[RunTable]:
 
 def least_copy_costs(problem: Problem, weights: Floats) -> dict[str, float]:
     """Return by block the least cost of one copy at `weights` [component], whatever the units around it pass on."""
-    found = {}
+    least_by_block = {}
     for name, variants in problem.blocks.items():
         together = eliminate_inside([*variants.values()], weights)
         solvers = (VariantSolver(c, ReducedVariant(together, k)) for k, c in enumerate(variants.values()))
-        found[name] = min(float(solver.eliminate_except((), {}).table) for solver in solvers)
-    return found
+        least_by_block[name] = min(float(solver.eliminate_except((), {}).table) for solver in solvers)
+    return least_by_block
 
 
 def tables_at(problem: Problem, objective: Objective) -> FoldedTables:
@@ -140,6 +140,7 @@ class FoldedTables:
         self.runs: list[Chain] = []
         first_of_kind: dict[tuple[object, ...], Chain] = {}
         for run in problem.runs:
+            # Runs of one kind differ only in the top variables that they touch, so they share their bounds (see `Chain`).
             kind = run.block, len(run.calls), run.chain_in, run.chain_out
             self.runs.append(Chain(self.problem, run, self.units[run.block], first_of_kind.get(kind)))
             first_of_kind.setdefault(kind, self.runs[-1])
@@ -150,7 +151,7 @@ class FoldedTables:
     def make_exact(self, objective: Objective) -> None:
         """Change to the same `objective`, but exact. Entries whose bound was left open are forgotten, and the work is as at first."""
         self.objective = objective
-        self.points.left = self.problem.max_unit_points
+        self.points.remaining = self.problem.max_unit_points
         for unit in self.units.values():
             unit.objective = objective
             unit.settled = {
@@ -223,7 +224,7 @@ class FoldedTables:
     def _close_top_gap(self, best: Assignment, bound: float) -> tuple[Assignment, float]:
         """Close the gap that no shares of the top block's own maxima close: enumerate all assignments between bound and best."""
         top = self.problem.top
-        while self._priced_value(best) > bound * (1 + TIE / 10) and self.points.left >= 0:
+        while self._priced_value(best) > bound * (1 + TIE / 10) and self.points.remaining >= 0:
             runs = self.run_tables
             states, least = least_by_points(
                 top, top.sequence, {}, self.objective, self.shares, self._priced_value(best), self.points, runs
@@ -287,6 +288,7 @@ class FoldedTables:
             r.compute_promising_states(tree, value)
 
     def _assignment(self, states: Mapping[str, int]) -> Assignment:
+        # Runs are in the order of the model's calls, so their copies are too (`Assignment.copies`).
         copies = [copy for run in self.runs for copy in run.copies(states)]
         return make_assignment(self.problem, self.objective, self.runs, states, copies)
 

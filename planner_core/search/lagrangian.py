@@ -195,6 +195,7 @@ class _BudgetedSearch:
         """Look for a better incumbent among mixtures of the solutions at prices."""
         assert self.best is not None
         folded = tables_at(self.problem, replace(self.objective_at_bound, exact=False))
+        # Without a price of memory no two plans tie, so there is nothing to mix.
         if not (folded.objective.after_forward or folded.objective.after_backward):
             return
         mixture = mix_solutions(folded, self.best, self.budget, [a for _, a in self.known_assignments()])
@@ -254,7 +255,9 @@ def search_within_budget(
         The answer. Its `assignment` is None if nothing fits; its `bound` is infinite if that is proven.
     """
     if limits.points is None:
-        problem.cache.unit_points.left = problem.max_unit_points  # a question of its own, whatever was asked before
+        problem.cache.unit_points.remaining = (
+            problem.max_unit_points
+        )  # a question of its own, whatever was asked before
     state = _BudgetedSearch(problem, replace(make_objective(problem, objective), top_shares=top_shares), budget, limits)
     unlimited, answer = state.begin()
     if unlimited is None or answer is not None:

@@ -63,7 +63,7 @@ class Boundary:
     top_names: dict[str, str]
 
 
-def boundary(problem: Problem, run: Run) -> Boundary:
+def boundary_of_run(problem: Problem, run: Run) -> Boundary:
     """Return the boundary of a run's block."""
     block = problem.coarse.graph.blocks[run.block]
     first, last = run.calls[0], run.calls[-1]
@@ -172,7 +172,7 @@ class Chain:
     def __init__(self, problem: Problem, run: Run, unit: UnitCost, like: Chain | None = None) -> None:
         """`like` is a chain of the same block with as many copies, if one exists."""
         self.problem, self.run, self.unit = problem, run, unit
-        self.boundary, self.compiled = boundary(problem, run), unit.first_variant
+        self.boundary, self.compiled = boundary_of_run(problem, run), unit.first_variant
         self.count = len(run.calls)
         self._views: dict[int, View] = {}
         self.bounds: RunBounds = RunBounds(np.zeros(0)) if like is None else like.bounds
@@ -299,16 +299,16 @@ class Chain:
         self.bounds.cost = bound.reshape(self.cost.shape)
 
     @property
-    def own_table(self) -> Floats:
+    def lower_bounds(self) -> Floats:
         """The run's lower bounds: [shared state, entry, exit], or over the whole boundary."""
         return self.unit.bound(self.view(0)) if self.is_whole else self.cost
 
     def top_table(self) -> Table:
         """Return the run's lower bounds as a table over top variables."""
-        return self.over_top(self.own_table)
+        return self.over_top(self.lower_bounds)
 
     def over_top(self, table: Floats) -> Table:
-        """Return a table with the shape of `own_table`, as a table over top variables."""
+        """Return a table with the shape of `lower_bounds`, as a table over top variables."""
         names = self._table_names
         if self.is_whole:
             return over_top_variables(self.problem, self.boundary, self.compiled, table, names)
@@ -317,7 +317,7 @@ class Chain:
 
     @property
     def _table_names(self) -> tuple[str, ...]:
-        """The boundary variables over which `own_table` is, after it was reshaped."""
+        """The boundary variables over which `lower_bounds` is, after it was reshaped."""
         axes = self.boundary
         return self.compiled.open_boundary if self.is_whole else (*axes.shared, axes.entry, axes.exit)
 
@@ -335,17 +335,17 @@ class Chain:
 
     @cached_property
     def top_entries(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """The top variables that the run touches, and for each entry of a table over them (flat) the entry of `own_table` (flat).
+        """The top variables that the run touches, and for each entry of a table over them (flat) the entry of `lower_bounds` (flat).
         It is -1 where the run cannot take a state."""
-        shape = self.own_table.shape
+        shape = self.lower_bounds.shape
         # The number of each entry goes the way that its cost would go. Where it arrives as infinite, the run cannot be.
         names, entry_numbers = self.over_top(np.arange(float(np.prod(shape))).reshape(shape))
         return names, np.where(np.isfinite(entry_numbers), entry_numbers, -1.0).astype(np.int64).ravel()
 
     def margins(self, tree: BucketTree) -> Floats:
-        """Return the least weighted cost of the whole model through each entry of `own_table`. `tree` is the weighed top network."""
+        """Return the least weighted cost of the whole model through each entry of `lower_bounds`. `tree` is the weighed top network."""
         names, entries = self.top_entries
-        shape = self.own_table.shape
+        shape = self.lower_bounds.shape
         margins = np.full(int(np.prod(shape)), np.inf)
         # Several joint states of the top may lead to one entry of the run: the least of them counts.
         np.minimum.at(

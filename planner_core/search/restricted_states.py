@@ -184,9 +184,9 @@ def _move_weight_costs_to_calls(networks: ModelNetworks, coarse: CoarseGraph, pr
     }
     top = replace(networks.top, factors=list(networks.top.factors))
     for name, nets in blocks.items():
-        own_calls = [c for c in calls if c.block == name]
-        for position, v in _given_weights(coarse.graph.blocks[name]):
-            outer = [c.inputs[position] for c in own_calls]
+        block_calls = [c for c in calls if c.block == name]
+        for position, v in _input_weights(coarse.graph.blocks[name]):
+            outer = [c.inputs[position] for c in block_calls]
             # A weight that costs c[s] and is used by 12 calls: each call gets c[s] / 12, the top block gets -c[s] / 12 for each of them.
             # If all calls have the weight in state s, the parts cancel, so no plan's cost changes.
             part = np.min([cost[tensor_name(o)] / uses[o] for o in outer], axis=0)
@@ -255,7 +255,7 @@ def _allowed_by_level(
     return {(name, v): level(net.tensors[v]) for v in sorted(names & net.tensors.keys())}
 
 
-def _given_weights(block: Block) -> list[tuple[int, int]]:
+def _input_weights(block: Block) -> list[tuple[int, int]]:
     """Position and number of each weight that is an input of a block."""
     return [(p, v) for p, v in enumerate(block.inputs) if block.values[v].kind == "parameter"]
 
@@ -265,13 +265,13 @@ def _best_shared_weight_states(
 ) -> dict[str, int]:
     """Return the state of each weight that is an input of the block: the best for one copy, if no other block has fixed it."""
     calls = [c for c in coarse.graph.calls() if c.block == name]
-    for position, v in _given_weights(block):
+    for position, v in _input_weights(block):
         outer = [c.inputs[position] for c in calls]
         fixed_state = next((fixed_weights[o] for o in outer if o in fixed_weights), None)
         # Another block has chosen this weight's state already; a weight has one state in the whole model.
         if fixed_state is not None:
             net.factors.append(allow_only(tensor_name(v), np.arange(net.sizes[tensor_name(v)]) == fixed_state))
-    shared = {tensor_name(v) for _, v in _given_weights(block)}
+    shared = {tensor_name(v) for _, v in _input_weights(block)}
     compiled = compile_network(net, tuple(k for k in boundary_variables(block) if k not in shared))
     # The level of `net` may leave an operator no strategy at all. Example: HRM-text, whose later levels are then looked at.
     if not all(map(len, compiled.alive.values())):
@@ -279,15 +279,15 @@ def _best_shared_weight_states(
     link = eliminate(
         compiled.sizes, weighted_tables(compiled.factors, _TIME_PRICES), compiled.sequence, compiled.boundary
     )
-    best = np.unravel_index(int(link.table.argmin()), link.table.shape) if link.kept else ()
-    states = link.assignment({k: int(s) for k, s in zip(link.kept, best, strict=True)})
+    best = np.unravel_index(int(link.table.argmin()), link.table.shape) if link.scope else ()
+    states = link.assignment({k: int(s) for k, s in zip(link.scope, best, strict=True)})
     return {v: int(compiled.alive[v][states[v]]) for v in shared if v in states}
 
 
 def _fix_shared_weights(
     name: str, states: Mapping[str, int], block: Block, coarse: CoarseGraph, fixed_weights: dict[int, int]
 ) -> None:
-    for position, v in _given_weights(block):
+    for position, v in _input_weights(block):
         for call in coarse.graph.calls():
             if call.block == name:
                 fixed_weights.setdefault(call.inputs[position], states[tensor_name(v)])
@@ -373,7 +373,7 @@ def _releasable_ports(problem: Problem, name: str, networks: ModelNetworks) -> l
     block = problem.coarse.graph.blocks[name]
     runs = [r for r in networks.runs if r.block == name and r.chain_in >= 0]
     ends = {tensor_name(v) for r in runs for v in (block.inputs[r.chain_in], block.outputs[r.chain_out])}
-    weights = {tensor_name(v) for _, v in _given_weights(block)}
+    weights = {tensor_name(v) for _, v in _input_weights(block)}
     return sorted(
         (p for p in boundary_variables(block) if p not in ends),
         key=lambda p: (p in weights, _first_variant(networks.blocks[name]).sizes[p]),

@@ -317,13 +317,13 @@ def test_what_is_asked_of_a_result_leaves_its_planner_as_it_was(monkeypatch: pyt
     """Sessions share a result, and ask for its candidates, its stages and its proof at once."""
     result = plan_model(TIGHT, passes=FIRST_PASSES)
     planner = result.planner
-    before = planner.work.left, dict(planner.clock.seconds)
+    before = planner.work.remaining, dict(planner.clock.seconds)
     assert result.candidates
     add_stages(result)
     monkeypatch.setattr(pipeline, "plan_model", lambda *args, **_: continued.append(args[-1]) or result)
     continued: list[Planner] = []
     prove(result)
-    assert (planner.work.left, planner.clock.seconds) == before
+    assert (planner.work.remaining, planner.clock.seconds) == before
     assert not (planner.networks or planner.problems or planner.runs or planner.operators)
     for held in ("networks", "problems", "runs", "operators", "work", "graphs", "clock"):
         assert getattr(continued[0], held) is not getattr(planner, held), held

@@ -93,7 +93,7 @@ def fixed_search(planner: Planner, c: Candidates, choice: np.ndarray) -> float: 
     a, b = tensor_name(first), tensor_name(last)
     best = float("inf")
     for index in np.ndindex(table.table.shape):
-        at = dict(zip(table.kept, index, strict=True))
+        at = dict(zip(table.scope, index, strict=True))
         if compiled.alive[a][at[a]] == compiled.alive[b][at[b]]:
             best = min(best, float(table.table[index]))
     return best

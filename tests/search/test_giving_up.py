@@ -80,10 +80,10 @@ def test_points_that_an_earlier_question_took_are_not_missing() -> None:
     problem = fresh("gpt2-xl", "2x8-h100:inter=10", (16,), 3, "none", layers=2)()
     free, least = search_within_budget(problem).assignment, search_within_budget(problem, budget=1.0).least_memory
     assert free is not None
-    problem.cache.unit_points.left = -1
+    problem.cache.unit_points.remaining = -1
     answer = search_within_budget(problem, budget=0.9 * least + 0.1 * memory_bytes(free))
     # this question formed points of its own, and has some left
-    assert answer.optimal and 0 < problem.cache.unit_points.left < problem.max_unit_points
+    assert answer.optimal and 0 < problem.cache.unit_points.remaining < problem.max_unit_points
 
 
 def test_what_nobody_holds_any_more_leaves_memory_at_once() -> None:

@@ -401,7 +401,9 @@ def _search_exactly(
         below = min(known, found[0].value(found[1])) if found and found[1].fits else known
         number = count.micro_batches
         # A number is closed if its bound reaches what is known, or if proofs may take no more work.
-        closed = bounds.get(number, 0.0) >= below * (1 - TIE) or (number in bounds and count.planner.work.left <= 0)
+        closed = bounds.get(number, 0.0) >= below * (1 - TIE) or (
+            number in bounds and count.planner.work.remaining <= 0
+        )
         if best is not None and closed and (found is not None or count.planner is not best[0]):
             continue
         try:

@@ -21,6 +21,7 @@ Point = tuple[float, float]
 
 def slope(a: Point, b: Point) -> float:
     """Cost per byte on the line from `a` to `b`, which costs more and holds less. 0 if `b` is not such a point."""
+    # Bytes are sums of floats, so a difference of a byte or less is rounding, and its slope would mean nothing.
     saved, slower = a[1] - b[1], b[0] - a[0]
     return slower / saved if saved > 1 and slower > 0 else 0.0
 

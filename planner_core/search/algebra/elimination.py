@@ -40,17 +40,17 @@ class HasSteps(Protocol):
 
 @dataclass
 class Elimination:
-    """A solved network: its `table` over the `kept` variables, and the steps back to the state of each eliminated variable. `previous`
+    """A solved network: its `table` over the variables of `scope`, and the steps back to the state of each eliminated variable. `previous`
     has the steps of an earlier elimination, from whose tables this one began."""
 
-    kept: tuple[str, ...]
+    scope: tuple[str, ...]
     table: Floats
     steps: Steps = field(default_factory=list)
     previous: HasSteps | None = None
 
-    def assignment(self, kept_states: Mapping[str, int]) -> dict[str, int]:
-        """Return the best state of every variable, given the states of those that were kept."""
-        states = dict(kept_states)
+    def assignment(self, scope_states: Mapping[str, int]) -> dict[str, int]:
+        """Return the best state of every variable, given the states of the variables of `scope`."""
+        states = dict(scope_states)
         # Backwards: the tables of a variable name only kept variables and those eliminated after it, so all their states are known.
         # With w eliminated at [x, w, y], x and y are known when w is looked up. Sums are formed again here, so no argmin table is stored.
         for name, tables in reversed([*(self.previous.steps if self.previous else ()), *self.steps]):
@@ -79,10 +79,10 @@ def eliminate(
         put(table)
     steps: Steps = []
     for v in sequence:
-        own_tables = sorted(pool.pop(v, []), key=lambda t: t[1].size)
-        others = order_largest_last((o for scope, _ in own_tables for o in scope if o != v), sizes)
-        steps.append((v, own_tables))
-        put((others, _minimum_over(own_tables, v, others, sizes)))
+        tables_of_v = sorted(pool.pop(v, []), key=lambda t: t[1].size)
+        others = order_largest_last((o for scope, _ in tables_of_v for o in scope if o != v), sizes)
+        steps.append((v, tables_of_v))
+        put((others, _minimum_over(tables_of_v, v, others, sizes)))
     return Elimination(tuple(keep), add_tables(remaining, tuple(keep), sizes), steps)
 
 

@@ -38,7 +38,7 @@ Rule = Callable[[str, Neighbours, Mapping[str, int]], float]
 
 
 class TooWide(PlannerError):
-    """Elimination would need a table that is too large; `num_entries` is its size."""
+    """Elimination would need a table that is too large; `entries` is its size."""
 
     def __init__(self, entries: float) -> None:
         super().__init__(

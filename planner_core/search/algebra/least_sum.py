@@ -49,18 +49,18 @@ def _dense_least(tables: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
         parts = ([t[:, :, k if t.shape[2] > 1 else 0] for t in tables] for k in range(shape[2]))
         return np.stack([_dense_least(part, inner) for part in parts], axis=1)
     if row < MIN_ENTRIES_BY_STATE or len(tables) == 1:
-        return np.asarray(np.minimum.reduce(_sum(tables), axis=1))
+        return np.asarray(np.minimum.reduce(_add_in_order(tables), axis=1))
     best = np.full((shape[0], *shape[2:]), np.inf)
     buffer = np.empty_like(best)  # the sums of one state of v, which stay in the cache
     for state in range(shape[1]):
         # Tables come small first, so only the last addition has the full size.
         *small, large = (t[:, state] for t in tables)
-        np.add(_sum(small), large, out=buffer)
+        np.add(_add_in_order(small), large, out=buffer)
         np.minimum(best, buffer, out=best)
     return best
 
 
-def _sum(tables: Sequence[Floats]) -> Floats:
+def _add_in_order(tables: Sequence[Floats]) -> Floats:
     total, *more = tables
     for table in more:
         # In the order of dims that the sum has: numpy would take that of transposed tables, and the minimum then takes twice as long.
@@ -91,7 +91,7 @@ def _sparse_least(tables: Sequence[Floats], shape: tuple[int, ...], dim: int, po
     reordered = [t.transpose(0, 1, dim, *rest_dims) for t in tables]  # [variant, v, t, rest...]
 
     def pair_sums(part: slice) -> Floats:
-        return _sum([t[:, v[part], others[part] if t.shape[2] > 1 else 0] for t in reordered])
+        return _add_in_order([t[:, v[part], others[part] if t.shape[2] > 1 else 0] for t in reordered])
 
     rest = [shape[d] for d in rest_dims]
     # `reduceat` returns the element at the start for an empty range, not infinity. So every state of t must have a pair.

@@ -46,6 +46,7 @@ def min_plus_product(a: MinPlusPower, b: MinPlusPower) -> MinPlusPower:
         through = a.cost[0][:, None, :] + np.ascontiguousarray(b.cost[0].T)[None, :, :]
         middle = through.argmin(axis=2)
         return MinPlusPower(np.take_along_axis(through, middle[..., None], 2)[None, ..., 0], a, b, middle[None])
+    # A batch goes k by k, so that no array [s, i, k, j] is formed: 50 matrices of 100 states would be 50 million sums.
     best = np.full((*a.cost.shape[:2], b.cost.shape[2]), np.inf)
     middle = np.zeros(best.shape, dtype=np.int64)
     for k in range(a.cost.shape[2]):

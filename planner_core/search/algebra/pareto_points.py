@@ -67,23 +67,23 @@ class TablesTooLarge(TooManyPoints):
 class PointAllowance:
     """The number of points that a search may still form. Points are counted and not timed, so that every machine finds the same plan."""
 
-    left: int = MAX_PROOF_POINTS
+    remaining: int = MAX_PROOF_POINTS
 
     @contextmanager
     def portion(self, max_points: int) -> Iterator[PointAllowance]:
         """Lend at most `max_points` points to one piece of the work. The points that it forms are taken from this allowance."""
-        granted = max(0, min(max_points, self.left))
+        granted = max(0, min(max_points, self.remaining))
         portion = PointAllowance(granted)
         try:
             yield portion
         finally:
-            self.left -= granted - max(portion.left, 0)
+            self.remaining -= granted - max(portion.remaining, 0)
 
     def spend(self, num_points: int) -> None:
         """Take `num_points` points. Raises TooManyPoints if fewer are left; the allowance is then empty, and not negative by
         as many points, since these points are not formed."""
-        self.left = max(self.left - num_points, -1)
-        if self.left < 0:
+        self.remaining = max(self.remaining - num_points, -1)
+        if self.remaining < 0:
             raise TooManyPoints("the partial plans of this part")
 
 

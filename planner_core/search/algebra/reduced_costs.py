@@ -56,10 +56,12 @@ def eliminate_possible(sizes: Mapping[str, int], tables: Sequence[Table], kinds:
     if not all(map(len, alive.values())):
         return Elimination((), np.asarray(np.inf))
     decided = {v: 0 for v, states in alive.items() if len(states) == 1}
-    left = fix_variables([(names, _select(table, [alive[v] for v in names])) for names, table in tables], decided)
+    remaining_tables = fix_variables(
+        [(names, _select(table, [alive[v] for v in names])) for names, table in tables], decided
+    )
     open_sizes = {v: len(states) for v, states in alive.items() if v not in decided}
-    sequence = choose_elimination_order(open_sizes, [names for names, _ in left], (), math.inf)
-    solution = eliminate(open_sizes, left, sequence, ())
+    sequence = choose_elimination_order(open_sizes, [names for names, _ in remaining_tables], (), math.inf)
+    solution = eliminate(open_sizes, remaining_tables, sequence, ())
     # The way back is in the numbers of all states. So it has one table for each variable, which allows the best state alone.
     best = {v: int(alive[v][s]) for v, s in (decided | solution.assignment({})).items()}
     steps: Steps = [(v, [((v,), np.where(np.arange(sizes[v]) == s, 0.0, np.inf))]) for v, s in best.items()]
@@ -88,9 +90,9 @@ def possible_states(tables: Sequence[Table], kinds: Sequence[int]) -> dict[str, 
             best = min(best, _cost_of(network, tables, alive))
             if bound >= best or (best < np.inf and bound - before < MIN_RISE * (best - bound)):
                 break
-        kept = network.states_within(best + SLACK * max(abs(best), abs(bound)) if best < np.inf else best)
-        num_gone = sum(len(a) - len(kept[v]) for v, a in alive.items())
-        alive = {v: a[kept[v]] for v, a in alive.items()}
+        possible = network.states_within(best + SLACK * max(abs(best), abs(bound)) if best < np.inf else best)
+        num_gone = sum(len(a) - len(possible[v]) for v, a in alive.items())
+        alive = {v: a[possible[v]] for v, a in alive.items()}
         if not num_gone or all(len(a) < 2 for a in alive.values()):
             break
     return alive
@@ -139,15 +141,15 @@ def _narrow_tables(table: Floats) -> list[tuple[tuple[int, ...], Floats]]:
 
     if table.size > MAX_COPIED_ENTRIES:
         return [(dims, least(table, dims) / len(narrow)) for dims in narrow]
-    taken: list[Floats] = [np.zeros([table.shape[d] for d in dims]) for dims in narrow]
+    shares_of_pairs: list[Floats] = [np.zeros([table.shape[d] for d in dims]) for dims in narrow]
     rest = table.copy()
     for is_last in (False, True):
         for k, dims in enumerate(narrow):
             part = least(rest, dims) if is_last else least(rest, dims) / (len(narrow) - k)
-            taken[k] += part
+            shares_of_pairs[k] += part
             shape = [n if d in dims else 1 for d, n in enumerate(table.shape)]
             rest -= np.where(np.isfinite(part), part, 0.0).reshape(shape)
-    return list(zip(narrow, taken, strict=True))
+    return list(zip(narrow, shares_of_pairs, strict=True))
 
 
 def projection_work(table: Floats) -> float:

@@ -196,8 +196,8 @@ class AllCopyPoints:
         """Return what is left of one variant within the limit, weighed, and its bounds at other shares than those at which it is
         weighed."""
         shares = self.unit.shares.get(variant, [EVEN_SHARES])[-1]
-        sequence = self.unit.solver(variant, shares).elimination_order(self.view.kept, fixed)
-        part = PrunedUnit.from_network(self.unit.variants[variant], sequence, fixed, keep=self.view.kept)
+        sequence = self.unit.solver(variant, shares).elimination_order(self.view.free, fixed)
+        part = PrunedUnit.from_network(self.unit.variants[variant], sequence, fixed, keep=self.view.free)
         tree, bounds = part.bucket_tree(goal.objective, shares, rest), None
         if not goal.objective.is_sum:
             with contextlib.suppress(TablesTooLarge):

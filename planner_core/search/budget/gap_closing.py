@@ -113,7 +113,7 @@ class GapClosing:
         if solution is not None:
             # Lagrange: a plan that fits pays at most price · budget for its memory, so 19 priced seconds are at least 19 - 1 · 8 = 11 s.
             self.bound = max(self.bound, solution.bound - self._price * self.budget)
-            if max(solution.totals[list(self._ends)]) <= self.budget:
+            if max(solution.totals[list(self._ends_by_price)]) <= self.budget:
                 self._consider(solution)
 
     @property
@@ -150,11 +150,13 @@ class GapClosing:
         # Invariant: no plan below `self.bound` is better than the incumbent. With the bound 11 and the target 14 the parts end at 11.05,
         # 11.23, 11.98 and 14: each is four times as wide as the one before, until one holds too much.
         width, failures, narrow, max_points = (self.target - self.bound) / FIRST_SHARE, 0, False, MAX_PART_POINTS
-        while self.bound < self.target and failures < MAX_FAILURES and self.points.left >= 0 and not stop():
-            before, points_left = self.target, self.points.left
+        while self.bound < self.target and failures < MAX_FAILURES and self.points.remaining >= 0 and not stop():
+            before, points_left = self.target, self.points.remaining
             if self._enumerate_up_to(min(before, self.bound + width), max_points=max_points):
                 # Points grow with the width of a part, but not suddenly: a part with six times the points of the one before is too wide.
-                max_points = min(MAX_PART_POINTS, max(MIN_PART_POINTS, MAX_GROWTH * (points_left - self.points.left)))
+                max_points = min(
+                    MAX_PART_POINTS, max(MIN_PART_POINTS, MAX_GROWTH * (points_left - self.points.remaining))
+                )
                 # Once a part was too wide, the width only falls: a part that is too wide costs all of its points and proves nothing.
                 width *= 1 if narrow else WIDENING
                 # A better incumbent made the gap smaller, and a part of the old width might now be all of it.
@@ -202,16 +204,16 @@ class GapClosing:
             width *= WIDENING
         return True
 
-    def _goal(self, num_ends: int, limit: float, sample_size: int, gives_up_early: bool, max_points: int) -> Goal:
+    def _make_goal(self, num_ends: int, limit: float, sample_size: int, gives_up_early: bool, max_points: int) -> Goal:
         """Return the goal: sums of value and of memory at the first `num_ends` ends of the step, within `limit` + price · budget."""
         # Points whose values differ by less than a thousandth of a tie, or whose bytes by less than a hundredth, are taken as equal.
         steps = np.array([self.best.seconds * TIE * 1e-3, 1e-2, 1e-2][: 1 + num_ends])
-        max_points = min(MAX_FIRST_POINTS if gives_up_early else max_points, self.points.left)
+        max_points = min(MAX_FIRST_POINTS if gives_up_early else max_points, self.points.remaining)
         # value + price · memory < limit + price · budget holds for each plan that fits and whose value is below the limit.
         within = limit + self._price * self.budget if self._price else limit
         return Goal(
             self.objective,
-            self._ends[:num_ends],
+            self._ends_by_price[:num_ends],
             within,
             steps,
             sample_size,
@@ -220,7 +222,7 @@ class GapClosing:
         )
 
     @property
-    def _ends(self) -> tuple[Component, Component]:
+    def _ends_by_price(self) -> tuple[Component, Component]:
         """Memory at the end of the step that has the higher price, then at the other end."""
         both = (Component.AFTER_FORWARD, Component.AFTER_BACKWARD)
         return both[::-1] if self.objective.after_backward > self.objective.after_forward else both
@@ -233,12 +235,12 @@ class GapClosing:
         `sample_size`: look at a sample only.
         """
         for num_ends in (1, 2):  # the other end of the step is a sum of its own only if it exceeds the budget
-            goal = self._goal(num_ends, limit, sample_size, gives_up_early, max_points)
-            granted = goal.points.left
+            goal = self._make_goal(num_ends, limit, sample_size, gives_up_early, max_points)
+            granted = goal.points.remaining
             try:
                 points = enumerate_points(self.folded, goal)
             finally:
-                self.points.left -= granted - goal.points.left
+                self.points.remaining -= granted - goal.points.remaining
             if points is None:
                 return None
             # Column 0 is the value; the others are bytes, at one end of the step or at both.
@@ -247,6 +249,6 @@ class GapClosing:
                 return None
             best = points.assignment(int(fits[points.cost[fits, 0].argmin()]))
             # One end is one sum less than two, so there are fewer points. The other end is checked afterwards.
-            if best.totals[self._ends[1]] <= self.budget:
+            if best.totals[self._ends_by_price[1]] <= self.budget:
                 return best
         return best

@@ -142,7 +142,7 @@ def fit_simulated_memory(
     answer = infeasible_answer(problem, None, budget, objective)
     if answer is None:
         # All searches of this question share what settles units. What an earlier question took of it must not change this answer.
-        problem.cache.unit_points.left = problem.max_unit_points
+        problem.cache.unit_points.remaining = problem.max_unit_points
         points = limits.points or PointAllowance(MAX_SUM_BUDGETS * MAX_PROOF_POINTS)
         answer = _MemoryFit(problem, graph, budget, objective, replace(limits, points=points)).run()
     if answer.bound > limits.abandon_above or answer.bound == float("inf"):
@@ -353,7 +353,7 @@ class _MemoryFit:
             answer = search_within_budget(
                 self.problem, objective=self.objective, budget=budget, limits=replace(limits, points=work)
             )
-        if work.left < 0:
+        if work.remaining < 0:
             self.max_points = 0
         if answer.assignment is None and answer.smallest is not None:
             smallest = _solve_near_least_memory(self.problem, self.objective)

@@ -76,12 +76,15 @@ def mix_solutions(
     """
     # Copies known from solutions at different prices are put together. This proves nothing, but a mix may use what memory is left.
     objective, ends = folded.objective, (Component.AFTER_FORWARD, Component.AFTER_BACKWARD)
+    # By identity: in one solution, one object stands for all copies that run alike.
     copies: dict[str, dict[int, Copy]] = {}
     calls = list(folded.problem.coarse.graph.calls())
     for a in (best, *solutions):
         for call, c in zip(calls, a.copies, strict=True):
             copies.setdefault(call.block, {})[id(c)] = c
+    # A mixture that fits and beats `best` costs less than this, in seconds plus memory at its price (see `gap_closing`).
     limit = best.seconds * (1 - TIE / 2) + (objective.after_forward + objective.after_backward) * budget
+    # Sums are compared in steps of 1 kB, and of 0.01 B where a gap is closed: nothing is proven here, and fewer points remain.
     goal = Goal(
         objective, ends, limit, np.array([best.seconds * TIE, 1e3, 1e3]), SAMPLE_SIZE, points=PointAllowance(MAX_POINTS)
     )
@@ -152,8 +155,8 @@ def _known_entries(
     for copy in copies:
         if any(alive[v][s] != copy.states[v] for v, s in view.fixed):
             continue
-        entry = [int(np.searchsorted(alive[v], copy.states[v])) for v in view.kept]
-        if all(p < len(alive[v]) and alive[v][p] == copy.states[v] for v, p in zip(view.kept, entry, strict=True)):
+        entry = [int(np.searchsorted(alive[v], copy.states[v])) for v in view.free]
+        if all(p < len(alive[v]) and alive[v][p] == copy.states[v] for v, p in zip(view.free, entry, strict=True)):
             yield copy, int(np.ravel_multi_index(entry, shape)) if entry else 0
 
 

@@ -94,6 +94,7 @@ def find_pareto_front(
     return ParetoFront(
         np.array([k[0] for k in front]),
         np.array([k[1] for k in front]),
+        # Memory is that at the end of forward. If backward holds more, it says too little, and another point may be smaller.
         exact and all(e[BACKWARD] <= e[FORWARD] for e in ends),
         tuple(k[2] for k in front),
     )
@@ -117,7 +118,7 @@ def _hull_corners(problem: Problem, free: Objective) -> list[Assignment]:
     if fastest is None or smallest is None:
         return []
     smallest = with_objective(smallest, free)
-    return find_hull_corners(fastest, smallest, _point, partial(_corner_below, problem, free), MAX_CORNERS, TIE)
+    return find_hull_corners(fastest, smallest, _hull_point, partial(_corner_below, problem, free), MAX_CORNERS, TIE)
 
 
 def find_corners(problem: Problem) -> list[Assignment]:
@@ -129,12 +130,14 @@ def find_corners(problem: Problem) -> list[Assignment]:
     fastest, smallest = solve_folded(problem, free), find_least_memory(problem)
     if fastest is None or smallest is None:
         return []
-    return find_hull_corners(fastest, smallest, _point, partial(_corner_below, problem, free), MAX_ROUGH_CORNERS, TIE)
+    return find_hull_corners(
+        fastest, smallest, _hull_point, partial(_corner_below, problem, free), MAX_ROUGH_CORNERS, TIE
+    )
 
 
 def _corner_below(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> Assignment | None:
     """Return the best assignment at the price of the line through two corners."""
-    return solve_folded(problem, free.with_prices(slope(_point(a), _point(b)), 0.0))
+    return solve_folded(problem, free.with_prices(slope(_hull_point(a), _hull_point(b)), 0.0))
 
 
 def find_corners_below(problem: Problem, points: Sequence[Point], step: float) -> list[Assignment]:
@@ -149,18 +152,18 @@ def find_corners_below(problem: Problem, points: Sequence[Point], step: float) -
         return [fastest]
     if fastest is None or not points:
         return find_corners(problem)
-    for a, b in pairwise(lower_hull([*points, _point(fastest)])):
+    for a, b in pairwise(lower_hull([*points, _hull_point(fastest)])):
         price = slope(a, b)
         if price == 0.0 or b[1] > a[1] * (1 - step):
             continue
         # Most problems lie above the hull. Their first bound proves it, so they need not be solved.
         corner = solve_folded(problem, free.with_prices(price, 0.0), abandon_above=weighted_sum(a, price))
-        if corner is not None and weighted_sum(_point(corner), price) < weighted_sum(a, price) * (1 - TIE):
+        if corner is not None and weighted_sum(_hull_point(corner), price) < weighted_sum(a, price) * (1 - TIE):
             return find_corners(problem)
     return [fastest]
 
 
-def _point(a: Assignment) -> Point:
+def _hull_point(a: Assignment) -> Point:
     return a.seconds, float(a.totals[FORWARD])
 
 

@@ -65,6 +65,7 @@ def _clear_choice(v: str, tables: Sequence[Table], sizes: Mapping[str, int]) -> 
     bytes_ = np.where(possible, second, np.inf)
     at_least = np.where(first == least, bytes_, np.inf).min(axis=0)
     any_possible = possible.any(axis=0)
+    # (1 s, 5 GB) and (2 s, 4 GB): the state of least seconds is not that of least bytes, so the price decides between them.
     if (bytes_.min(axis=0) < at_least)[any_possible].any():
         return None
     return others, np.stack([least, np.where(any_possible, at_least, 0.0)])

@@ -90,9 +90,9 @@ class _FrontOfBlock:
             return None
         state = solved.assignment({})
         totals = sum_factors(self.compiled.factors, state)
-        return self._choice(state, totals[SUMS])
+        return self._make_choice(state, totals[SUMS])
 
-    def _choice(self, state: Mapping[str, int], sums: Floats) -> BlockChoice:
+    def _make_choice(self, state: Mapping[str, int], sums: Floats) -> BlockChoice:
         return tuple(state[n] for n in self.names), float(sums[0]), float(sums[1])
 
     def hull_corners(self) -> list[BlockChoice]:
@@ -116,7 +116,7 @@ class _FrontOfBlock:
             tree = None
         if part is None or tree is None:
             return self.best_choice(1.0, price)
-        corner = self._choice(*part.best_assignment(tree))
+        corner = self._make_choice(*part.best_assignment(tree))
         pruned = part.prune_between(tree, limit_between(*ends) * (1 + TIE))
         # What lies between left and corner, or corner and right, lies between left and right too, so the pruned part serves all three.
         self.parts |= {(left, right): pruned, (left, corner): pruned, (corner, right): pruned}

@@ -170,6 +170,7 @@ def _score_tables(compiled: CompiledNetwork, block: Block, weights: list[int]) -
     that choice."""
     names = [tensor_name(w) for w in weights]
     factors = _tables_by_choice(compiled, names)
+    # One state at both ends, so that copies can be stacked: the best of each state is taken, and then the best of all states.
     ends = _residual_stream(block)
     best_c = np.full((3,) * len(names), np.inf)
     best_m = np.full_like(best_c, np.inf)

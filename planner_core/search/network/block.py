@@ -110,6 +110,7 @@ class _Builder:
         for i, strategy in enumerate(self.strategies.groups):
             self._add_group(i, strategy)
         if self.net.factors and (self.options.fixed_s or self.options.fixed_bytes):
+            # What every plan pays may stand in any factor: it moves all sums by the same amount, so no choice changes.
             first = self.net.factors[0]
             cost = first.cost  # an array of its own: other networks may have this factor too
             cost[Component.STEP] += self.options.fixed_s
@@ -123,8 +124,8 @@ class _Builder:
         factors, tables = self.cache.factors, self.cache.tables
         if (factor := factors.get((names, key))) is None:
             if key not in tables:
-                made = make()
-                tables[key] = made.costs, made.allowed
+                new = make()
+                tables[key] = new.costs, new.allowed
             factor = factors[names, key] = Factor(names, *tables[key])
         self.net.factors.append(factor)
 
@@ -193,7 +194,7 @@ class _Builder:
 
     # --- tensors and weights -------------------------------------------------------------------------
 
-    def _states(self, value: int) -> TensorStates:
+    def _states_of(self, value: int) -> TensorStates:
         v, known = self.values[value], self.cache.states
         key = (value, self.axes.stages, self.model.workload.zero) if v.kind == "parameter" else (value,)
         if key not in known:
@@ -205,7 +206,7 @@ class _Builder:
         return known[key]
 
     def _add_tensor(self, value: int) -> None:
-        v, states, name = self.values[value], self._states(value), tensor_name(value)
+        v, states, name = self.values[value], self._states_of(value), tensor_name(value)
         self.net.sizes[name], self.net.tensors[name] = len(states), states
         # If a copy counted its ports too, the tensor between two copies would be counted by both.
         if value in self.ports:  # the caller's network counts the bytes of ports
@@ -264,11 +265,11 @@ class _Builder:
             self.block, s, index, self.model, self.options, self.passes, self._is_saved_by_reader, self.cache
         )
 
-        def make_own() -> Factor:
+        def make_work_factor() -> Factor:
             return Factor((name,), work.cost(), np.ones(len(index), dtype=bool))
 
-        self._add_shared_factor(make_own, (name,), "work", form, work.cost_key)
-        for value, uses in self._operands(s).items():
+        self._add_shared_factor(make_work_factor, (name,), "work", form, work.cost_key)
+        for value, uses in self._crossing_operands(s).items():
             names, share = (name, tensor_name(value)), self.buckets.share(value)
             if self.values[value].kind == "parameter":
                 self._add_weight(form, s, index, value, uses)
@@ -304,7 +305,7 @@ class _Builder:
         key = form, tuple(uses), counts_working_copy, reruns, saved_share, at_ends, at_loss, *self._weight_key(value)
         self._add_shared_factor(make_factor, (s.group.name, tensor_name(value)), "weight", *key)
 
-    def _operands(self, s: GroupStrategy) -> dict[int, list[tuple[int, int]]]:
+    def _crossing_operands(self, s: GroupStrategy) -> dict[int, list[tuple[int, int]]]:
         """Return the crossing tensors that the group reads, with the positions (op, operand) where it reads them.
 
         If the group makes a crossing tensor and also reads it, it reads the tensor in the state in which it was delivered.

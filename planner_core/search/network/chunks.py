@@ -46,7 +46,7 @@ def least_delay(
     last_dim = len(states.meta.shape) - 1
     is_divisible = _divides_evenly(work, k, last_dim, chunks)
     kernel, result_bytes = work.kernel_seconds(k, chunks)[0] / chunks, work.result_bytes(k, value)
-    for axis, kind, pairs in _reductions(forward, states, redistributions, last_dim):
+    for axis, kind, pairs in _yield_reductions(forward, states, redistributions, last_dim):
         row, state = entries = np.nonzero(pairs & is_divisible[:, None])
         # Each chunk sends its part of the bytes, but pays the latency of a whole collective: chunks are not always the better way.
         each = collective_times(kind, result_bytes[row] / chunks, model.links[axis])
@@ -67,7 +67,7 @@ def _divides_evenly(work: GroupWork, k: int, last_dim: int, chunks: int) -> Bool
     return np.asarray(features % chunks == 0)
 
 
-def _reductions(
+def _yield_reductions(
     forward: Ints, states: TensorStates, redistributions: Redistributions, last_dim: int
 ) -> Iterator[tuple[int, str, Bools]]:
     """Yield each axis and collective that sums a result, with the pairs [row, state] where it is the whole redistribution.

@@ -52,7 +52,7 @@ Tables = dict[tuple[object, ...], tuple[Costs, Bools]]
 class BlockCache:
     """Values that all networks of one block on one mesh share, whatever ZeRO stages the weights may have.
 
-    `seconds` [operator name] is what `GroupWork._seconds` computes, and `index` [form of the group] are the joint rows. Both are the
+    `seconds` [operator name] is what `GroupWork._op_seconds` computes, and `index` [form of the group] are the joint rows. Both are the
     same for each policy of recomputation. `states` are those of values, of weights by ZeRO stages too. `factors` are those of `tables`, by
     their variables too. The blocks of a model share `tables` and `index`, and `operators` are the same on every mesh of the cluster.
     """
@@ -73,7 +73,7 @@ _numbers_of_forms = count()
 
 
 @lru_cache(maxsize=65_536)
-def _number(form: tuple[object, ...]) -> int:
+def _number_form(form: tuple[object, ...]) -> int:
     # Numbers are as good keys as forms, and are compared at once. A form that was dropped gets a new number, which shares nothing.
     return next(_numbers_of_forms)
 
@@ -108,7 +108,7 @@ def form_number(
     rows = {id(row): row for group_row in strategy.rows for row in group_row}
     numbers = {i: n for n, i in enumerate(rows)}
     choices = tuple(tuple(numbers[id(row)] for row in group_row) for group_row in strategy.rows)
-    return _number((tuple(values), tuple(ops), tuple(map(_row_form, rows.values())), choices))
+    return _number_form((tuple(values), tuple(ops), tuple(map(_row_form, rows.values())), choices))
 
 
 def _row_form(row: Row) -> tuple[object, ...]:
@@ -184,7 +184,10 @@ class GroupWork:
         reruns = self.options.reruns
         inner = {v: (k, j) for k, op in enumerate(self.strategy.ops) for j, v in enumerate(op.outputs)}
         counted_here = {
-            inner[v] for op in self.strategy.ops for v in self._saved_roots(op) if v in inner and self._counts(v, inner)
+            inner[v]
+            for op in self.strategy.ops
+            for v in self._saved_roots(op)
+            if v in inner and self._counts_result(v, inner)
         }
         per_op = [
             (reruns.get(op.name), is_recomputed(op, reruns), op.name in self.options.kept_ops, self.options.share(op))
@@ -198,7 +201,7 @@ class GroupWork:
             set(op.outputs) if op.name in self.options.kept_ops else set()
         )
 
-    def _counts(self, value: int, inner: Collection[int]) -> bool:
+    def _counts_result(self, value: int, inner: Collection[int]) -> bool:
         """Return whether the group counts a kept tensor that it makes, `inner` being all that it makes; else its reader does."""
         if self.is_saved_by_reader(value):
             return False
@@ -217,14 +220,14 @@ class GroupWork:
         for k, op in enumerate(self.strategy.ops):
             rerun = self.options.reruns.get(op.name)
             resends, recomputes = rerun is not None and rerun.sends, is_recomputed(op, self.options.reruns)
-            forward, backward, sent, waits = self._seconds(k)
+            forward, backward, sent, waits = self._op_seconds(k)
             cost[Component.FORWARD] += forward + waits[0]
             cost[Component.BACKWARD] += (
                 backward + waits[1] + (forward if recomputes else 0.0) + (waits[0] if resends else 0.0)
             )
             # Communication is counted in a whole step, all other seconds in one micro-batch.
             cost[Component.COMMUNICATION] += self.model.workload.accumulate * (sent.sum(axis=0) + sent[0] * resends)
-            counted.update(v for v in self._saved_roots(op) if v in inner and self._counts(v, inner))
+            counted.update(v for v in self._saved_roots(op) if v in inner and self._counts_result(v, inner))
             cost[Component.AFTER_FORWARD] += self._extra_saved_bytes(k) * self.options.share(op)
         maker = {v: k for k, op in enumerate(self.strategy.ops) for v in op.outputs}
         # A tensor that several operators of the group save is held once, so bytes are added after all of them were asked.
@@ -248,7 +251,7 @@ class GroupWork:
                 total += self.result_bytes(k, v) * self.options.share(op)
         for i in range(len(op.inputs)) if op.name in self.options.kept_ops else ():
             sharded = [isinstance(r[k].inputs[i][0], Shard) for r in self.strategy.rows]
-            local = self.block.values[op.inputs[i]].meta.num_bytes / self._parts(sharded)
+            local = self.block.values[op.inputs[i]].meta.num_bytes / self._num_parts(sharded)
             total += np.where(self._any_axis([i in r[k].exchanged for r in self.strategy.rows]), local, 0.0)
         return total
 
@@ -261,7 +264,7 @@ class GroupWork:
         on_any_axis: Bools = np.asarray((np.array(flags)[self.index] & (np.array(self.model.sizes) > 1)).any(axis=1))
         return on_any_axis
 
-    def _seconds(self, k: int) -> tuple[Floats, Floats, Floats, Floats]:
+    def _op_seconds(self, k: int) -> tuple[Floats, Floats, Floats, Floats]:
         """Return seconds of op k, the same in all variants of a block.
 
         Returns its compute forward and backward [joint row], the collectives inside it [phase, joint row], and the seconds for which it
@@ -281,9 +284,9 @@ class GroupWork:
         """[joint row]: local bytes of the result `value` as op k makes it."""
         j = self.strategy.ops[k].outputs.index(value)
         sharded = [isinstance(r[k].outputs[j][0], Shard) for r in self.strategy.rows]
-        return self.block.values[value].meta.num_bytes / self._parts(sharded)
+        return self.block.values[value].meta.num_bytes / self._num_parts(sharded)
 
-    def _parts(self, flags: list[bool]) -> Floats:
+    def _num_parts(self, flags: list[bool]) -> Floats:
         """[joint row]: the number of parts of a dim that the rows with a flag split; `flags` [row]."""
         return joint_parts(np.array(flags), self.index, self.model.sizes)
 
@@ -294,7 +297,7 @@ class GroupWork:
         """
         kernels, moved_bytes = self.kernel_seconds(k, chunks)[0][rows], self._moved_bytes(k)[0][rows] + joined_bytes
         forward, _ = op_time(self.strategy.ops[k], (kernels, kernels), (moved_bytes, moved_bytes), self.model)
-        return np.asarray(forward - self._seconds(k)[0][rows])
+        return np.asarray(forward - self._op_seconds(k)[0][rows])
 
     def kernel_seconds(self, k: int, chunks: int = 1) -> tuple[Floats, Floats]:
         """Return two arrays [joint row]: seconds of op k's kernels, forward (in `chunks` parts) and backward. Equal joint rows are
@@ -333,7 +336,7 @@ class GroupWork:
             forward, backward = passes.forward[position], passes.backward[position]
             if forward or backward:
                 ends = [(*r[k].inputs, *r[k].outputs)[position][0] for r in self.strategy.rows]
-                local = self.block.values[v].meta.num_bytes / self._parts([isinstance(p, Shard) for p in ends])
+                local = self.block.values[v].meta.num_bytes / self._num_parts([isinstance(p, Shard) for p in ends])
                 total += np.array([forward, backward])[:, None] * local
         return total[0], total[1]
 
@@ -346,7 +349,7 @@ class GroupWork:
         total = np.zeros(len(self.index))
         for meta in op.saved_extra:
             shapes = [m.shape for m in ins]
-            saved_bytes = meta.num_bytes / self._parts(
+            saved_bytes = meta.num_bytes / self._num_parts(
                 [r[k].splits_work and splits_saved_tensor(op, r[k].name, meta.shape, shapes) for r in rows]
             )
             routed = self._any_axis([len(meta.shape) > 1 and r[k].routed for r in rows])
@@ -359,7 +362,7 @@ class GroupWork:
         chosen = [frozenset(rows[r][k].name for r in joint) for joint in self.index]
         bytes_of_split = {split: extra_bytes(op, global_bytes(op, self.block.values, split)) for split in set(chosen)}
         logits = self.block.values[op.inputs[0]].meta.num_bytes
-        parts = self._parts([isinstance(r[k].inputs[0][0], Shard) for r in rows])
+        parts = self._num_parts([isinstance(r[k].inputs[0][0], Shard) for r in rows])
         # `cost` multiplies by the share of a recomputed block. A loss is held whole at the peak, so its share is divided out.
         bytes_: Floats = (
             (np.array([bytes_of_split[split] for split in chosen]) + logits) / parts / self.options.share(op)

@@ -78,6 +78,7 @@ def working_copy_bytes(states: TensorStates, trained: bool, gathered: Floats, mo
     """[row, state]: bytes of a working copy in addition to the stored parameter, where the weight is `gathered` [row, state] at
     each use, or not."""
     item = ITEM_BYTES[states.meta.dtype]
+    # In one placement the stored parameter may itself be the working copy. In ZeRO-1 it is a part, so the whole copy is extra.
     is_stored_so = (states.stored == states.forward).astype(int)
     has_copy = np.array(
         [[has_working_copy(item, trained, model.workload, s, g) for g in (False, True)] for s in (False, True)]

@@ -64,6 +64,7 @@ def find_sample_dims(block: Block, net: Network, input_dims: DimByValue) -> Samp
     for node in _topological_order(net):
         s = node.strategy
         even_rows = [s.rows[i] for i in np.unique(node.index)]  # others would not split evenly
+        # The group of a choice of rows is asked as a whole: its operators share a strategy, so one of them decides for all.
         row_choice = _propagate(block, dims, s.ops, even_rows)
         needed_whole.update(
             v for v, pair in _operand_placements(s.ops, row_choice) if v in dims and pair != Shard(dims[v])
@@ -83,6 +84,7 @@ def _topological_order(net: Network) -> list[GroupRows]:
 
 def _constant_dims(graph: Graph, block: Block) -> DimByValue:
     batch, seq = graph.workload["batch"], graph.workload["seq"]
+    # No operator makes a constant, so its size decides: labels are [samples], and targets of flat tokens [samples · tokens].
     sizes = ((batch,), (batch * seq,))
     return {i: 0 for i, v in enumerate(block.values) if v.kind == "constant" and v.meta.shape[:1] in sizes}
 

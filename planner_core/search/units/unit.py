@@ -43,9 +43,9 @@ KEPT_SHARES = 2
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A choice of the boundary variables over which a table is made (`kept`), and the states of the others (`fixed`)."""
+    """A choice of the boundary variables over which a table is made (`free`), and the states of the others (`fixed`)."""
 
-    kept: tuple[str, ...]
+    free: tuple[str, ...]
     fixed: tuple[tuple[str, int], ...] = ()
 
 
@@ -72,6 +72,7 @@ class VariantSolver:
         key = (keep, tuple(fixed.items()))
         if key not in self.solved:
             tables = self.reduced.remaining_tables
+            # "" keeps the orders of what remains after the inside apart from those of the whole block (`elimination_order`).
             sequence = self._order(("", *keep), fixed, self.reduced.remaining, [t[0] for t in tables])
             solution = eliminate(self.compiled.sizes, fix_variables(tables, fixed), sequence, keep)
             solution.previous = self.reduced
@@ -89,6 +90,7 @@ class VariantSolver:
         """Return an order of the variables in `free` and of the boundary that are neither in `key` (kept) nor in `fixed` (fixed)."""
         c = self.compiled
         remaining = [v for v in (*free, *c.boundary) if v not in fixed and v not in key]
+        # As many as the block's inside: no boundary variable joined them, so the order of compilation is still right.
         if len(remaining) < 2 or len(remaining) == len(c.sequence):
             return remaining
         cache_key = (key, tuple(fixed))
@@ -103,7 +105,7 @@ class VariantSolver:
 class UnitCost:
     """One block under an objective, in all its variants.
 
-    `bounds` has for each view a table of lower bounds over the view's kept variables (states numbered as in `alive`).
+    `bounds` has for each view a table of lower bounds over the view's free variables (states numbered as in `alive`).
     `by_variant` has the same for each variant; the bound of the block is the minimum over variants. `settled` holds the
     entries that were made exact. `shares` are the shares that helped, by variant.
     """
@@ -137,7 +139,7 @@ class UnitCost:
         return self.solvers[variant, shares]
 
     def bound(self, view: View) -> Floats:
-        """Return the table of lower bounds over the view's kept variables: a copy at an entry costs at least this."""
+        """Return the table of lower bounds over the view's free variables: a copy at an entry costs at least this."""
         if view not in self.bounds:
             tables = []
             for variant in self.variants:
@@ -228,10 +230,10 @@ class UnitCost:
         """Close what no shares close: enumerate all assignments from the bound up to the best one known, or to `at_most`. What is left
         open when the work ran out stays so."""
         # The bound and the best copy stay valid without points; only the gap between them stays open.
-        if self.points.left < 0:
+        if self.points.remaining < 0:
             return SettledEntry(best[0], min(bound, best[0]), best[1])
         solver = self.solver(variant, shares)
-        fixed = dict(view.fixed) | dict(zip(view.kept, entry, strict=True))
+        fixed = dict(view.fixed) | dict(zip(view.free, entry, strict=True))
         states, least = least_by_points(
             self.variants[variant],
             solver.elimination_order((), fixed),
@@ -251,14 +253,14 @@ class UnitCost:
     # --- one variant at one choice of shares -----------------------------------------------------------
 
     def _weighted_table(self, variant: str, shares: Shares, view: View) -> Floats:
-        return self.solver(variant, shares).eliminate_except(view.kept, dict(view.fixed)).table
+        return self.solver(variant, shares).eliminate_except(view.free, dict(view.fixed)).table
 
     def best_copy(self, variant: str, shares: Shares, view: View, entry: tuple[int, ...]) -> Copy:
         """Return the copy of least weighted cost at one entry, in one variant and at one choice of shares."""
         key = variant, shares, view, entry
         if key not in self.best_copies:
-            solution = self.solver(variant, shares).eliminate_except(view.kept, dict(view.fixed))
-            fixed = dict(view.fixed) | dict(zip(view.kept, entry, strict=True))
+            solution = self.solver(variant, shares).eliminate_except(view.free, dict(view.fixed))
+            fixed = dict(view.fixed) | dict(zip(view.free, entry, strict=True))
             single = {v: 0 for v in self.first_variant.boundary if v not in fixed}  # variables that have one state
             self.best_copies[key] = self.copy_in_states(variant, solution.assignment(single | fixed))
         return self.best_copies[key]

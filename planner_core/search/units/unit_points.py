@@ -107,7 +107,7 @@ def least_by_points(
     numbered as in `compiled`.
     """
     # Taken before any point is formed, so that enumerations which form none still end (see POINTS_PER_ENUMERATION).
-    allowance.left -= POINTS_PER_ENUMERATION
+    allowance.remaining -= POINTS_PER_ENUMERATION
     sums, below = TimeSums(objective), limit * (1 - TIE / 10)
     unit = PrunedUnit.from_network(compiled, sequence, fixed, other_tables)
     tree = unit.bucket_tree(objective, shares)
