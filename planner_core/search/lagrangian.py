@@ -255,9 +255,8 @@ def search_within_budget(
         The answer. Its `assignment` is None if nothing fits; its `bound` is infinite if that is proven.
     """
     if limits.points is None:
-        problem.cache.unit_points.remaining = (
-            problem.max_unit_points
-        )  # a question of its own, whatever was asked before
+        # Every question has the whole allowance, so that its answer does not depend on what was asked before.
+        problem.cache.unit_points.remaining = problem.max_unit_points
     state = _BudgetedSearch(problem, replace(make_objective(problem, objective), top_shares=top_shares), budget, limits)
     unlimited, answer = state.begin()
     if unlimited is None or answer is not None:

@@ -132,9 +132,8 @@ def over_top_variables(
         # A state that `run_states` lacks is found at a neighbour's place, or past the end. Its entries are made infinite below.
         positions = np.minimum(np.searchsorted(run_states, top_states), len(run_states) - 1)
         table = table.take(positions, axis)
-        table[(slice(None),) * axis + (run_states[positions] != top_states,)] = (
-            np.inf
-        )  # this run cannot take these states
+        # This run cannot take these states.
+        table[(slice(None),) * axis + (run_states[positions] != top_states,)] = np.inf
     return drop_fixed_variables(*_merge_equal_names(tuple(axes.top_names[n] for n in names), table))
 
 
@@ -290,9 +289,8 @@ class Chain:
         bound = self.cost.reshape(*self.shape, *self.cost.shape[1:])
         for axis, name in enumerate(self.boundary.shared):
             views = [View((self.boundary.entry, self.boundary.exit), ((name, s),)) for s in range(self.shape[axis])]
-            fixed_bound = np.stack(
-                [self._power_of_copies(self._view_matrix(view)).cost[0] for view in views]
-            )  # [state, entry, exit]
+            # [state, entry, exit]
+            fixed_bound = np.stack([self._power_of_copies(self._view_matrix(view)).cost[0] for view in views])
             others = [i for i in range(len(self.shape)) if i != axis]
             # Each is a valid bound, so the largest of them is one too.
             np.maximum(bound, np.expand_dims(fixed_bound, others), out=bound)

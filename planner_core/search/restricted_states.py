@@ -137,9 +137,8 @@ def restrict_states(
     allowed: dict[tuple[str, str], Bools] = {}
     fixed_weights: dict[int, int] = {}  # value of the top block -> its state
     calls = [c.block for c in coarse.graph.calls()]
-    for name in sorted(
-        networks.blocks, key=lambda n: -calls.count(n) * len(coarse.graph.blocks[n].ops)
-    ):  # most work first
+    # Most work first: the first block that reads a shared weight chooses its state.
+    for name in sorted(networks.blocks, key=lambda n: -calls.count(n) * len(coarse.graph.blocks[n].ops)):
         allowed |= _restrict_block(name, _first_variant(shared.blocks[name]), coarse, restrict, fixed_weights)
     top = networks.top
     allowed |= {

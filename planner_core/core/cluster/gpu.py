@@ -112,9 +112,8 @@ def load_gpu(name: str) -> Gpu:
     """
     if name not in gpu_names():
         raise InputError(f"no GPU is called {short(name)}; {nearest(name, gpu_names())}")
-    return gpu_from_json(
-        json.loads((ASSETS / "hardware" / f"{name}.json").read_text(encoding="utf-8")), f"GPU {name}"
-    )  # its form is held by a test
+    # A test checks the form of every file there, so it is not checked again.
+    return gpu_from_json(json.loads((ASSETS / "hardware" / f"{name}.json").read_text(encoding="utf-8")), f"GPU {name}")
 
 
 def gpu_from_json(data: Any, where: str) -> Gpu:

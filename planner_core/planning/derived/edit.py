@@ -115,9 +115,8 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
     """
     weights = {e.weight: e for e in editable_weights(planner.graph, plan)}
     stage = int(plan.workload["zero"])
-    zero = (
-        stage if stage < max(ZERO) else None
-    )  # a plan of stage 3 may have lower ones where the request leaves the stage open
+    # A plan of stage 3 may have lower ones where the request leaves the stage open.
+    zero = stage if stage < max(ZERO) else None
     free = planner.problem(plan.mesh, zero=zero)
     for weight, placements in changes.items():
         if weight not in weights:

@@ -373,9 +373,8 @@ def _uncounted_by_op(plan: Plan, graph: Graph) -> Iterator[tuple[int, Op, Value]
             found: dict[int, tuple[int, Value]] = {}
             for value, edge in zip(op.inputs, way.sites[op.name].inputs, strict=True):
                 made = block.values[value]
-                counted = (
-                    not label and block.values[root(block, value)].computed
-                )  # as the storages of the top block are
+                # The memory walk counts what the top block computes (`cost.memory.storages`).
+                counted = not label and block.values[root(block, value)].computed
                 if made.kind == "constant" and not counted:
                     part = math.prod(local_shape(made.meta.shape, edge.dst.forward, plan.mesh.axis_sizes))
                     found[root(block, value)] = (part * ITEM_BYTES[made.meta.dtype], made)

@@ -82,9 +82,8 @@ def _all_unsearchable_faults(graph: Graph, layout: Layout, of_any_samples: bool 
             f"ep={layout.ep} deals experts out, and {graph.name} has none that tokens are sent to", "leave ep out"
         )
     micro = graph.workload["batch"] // layout.data
-    if (
-        layout.cp > 1 and micro > 1 and experts and not of_any_samples
-    ):  # of the tokens of all samples in a row a rank would have several pieces
+    # Experts take the tokens of all samples in one row, of which a context rank with several samples has several pieces.
+    if layout.cp > 1 and micro > 1 and experts and not of_any_samples:
         yield Fault(
             f"a micro-batch of {micro} samples cannot be split by cp={layout.cp} where experts take the tokens of all samples in a row",
             f"give micro-batches of 1, {micro} times as many",

@@ -364,9 +364,8 @@ class _DifferingCopies:
         `beyond` [a, l]: the least weighted cost of the rest of the model, without the point and without the copies added.
         """
         n, pruning = self.n, self.goal.pruning
-        least = (
-            self.chain.between[:, None] + self.powers[j] + beyond[:, None, :]
-        )  # [a, state, l]: all that is not in the point
+        # [a, state, l]: all that is not in the point
+        least = self.chain.between[:, None] + self.powers[j] + beyond[:, None, :]
         # what the point costs + the tensor kept after it + the least of the copies to add + the least of all the rest
         total = (forming.cost @ self.goal.prices)[:, None] + least.reshape(-1, n)[forming.row]
         index, to = np.nonzero(total <= pruning.limit)

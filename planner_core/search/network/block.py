@@ -180,9 +180,8 @@ class _Builder:
         for op in s.ops:
             for v in op.saved:
                 base: int | None = v
-                while (
-                    base is not None
-                ):  # a view of a tensor from outside saves that tensor, so look for the nearest one
+                # A view of a tensor from outside saves that tensor, so look for the nearest one.
+                while base is not None:
                     if (
                         base in self.crossing
                         and self.maker_group.get(base) != group
@@ -419,9 +418,8 @@ class _Builder:
         cost[Component.FORWARD] = np.where(allowed, delay_s, 0.0)
         cost[Component.BACKWARD] = np.where(allowed, backward_s + delay_s if is_redelivered else backward_s, 0.0)
         cost[Component.COMMUNICATION] = np.where(allowed, m * (backward_s + (2 if is_redelivered else 1) * sent_s), 0.0)
-        if (
-            second_share
-        ):  # the operator keeps the result as made and the reader as delivered: two tensors where these differ
+        # The operator keeps the result as made and the reader as delivered: two tensors where these differ.
+        if second_share:
             second_bytes = work.result_bytes(position[0], value) * second_share
             differs = (forward[:, None] != states.forward[None, :]) & ~work.keeps_own_results(position[0])[:, None]
             cost[Component.AFTER_FORWARD] = np.where(differs, second_bytes[:, None], 0.0)
@@ -449,9 +447,8 @@ class _Builder:
             traffic = traffic + use
         allowed &= np.isfinite(traffic.gather) & np.isfinite(traffic.gather_for_backward) & np.isfinite(traffic.scatter)
         cost = self._traffic_cost(traffic, allowed, s.group.name)
-        if (
-            counts_working_copy
-        ):  # a weight that several groups read has one working copy, which the first of them counts
+        # A weight that several groups read has one working copy, which the first of them counts.
+        if counts_working_copy:
             working_bytes = np.where(allowed, working_copy_bytes(states, v.grad, gathered, self.model), 0.0)
             cost[Component.AFTER_FORWARD] = cost[Component.AFTER_BACKWARD] = working_bytes
         cost[Component.AFTER_FORWARD] += np.where(

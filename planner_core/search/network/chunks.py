@@ -80,9 +80,8 @@ def _yield_reductions(
         # The first axis has the highest digit: base 4 on two axes gives the units 4 and 1. From P to R on axis 0 the code falls by 4.
         unit = base ** (redistributions.num_axes - 1 - axis)
         summed = direct & (forward // unit % base == PARTIAL)[:, None]
-        changed = (
-            delivered - forward[:, None]
-        )  # a change of one digit: if it is not the digit of this axis, no pair matches below
+        # A change of one digit: if it is not the digit of this axis, no pair matches below.
+        changed = delivered - forward[:, None]
         for digit in (REPLICATE, *range(FIRST_DIM, FIRST_DIM + last_dim)):
             pairs = summed & (changed == (digit - PARTIAL) * unit)
             yield axis, "all_reduce" if digit == REPLICATE else "reduce_scatter", pairs

@@ -57,9 +57,7 @@ class CompiledNetwork:
     alive: dict[str, NDArray[np.int64]]
     factors: list[Factor]
     sequence: list[str]
-    orders: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = field(
-        default_factory=dict
-    )  # for other boundaries
+    orders: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = field(default_factory=dict)
     recipes: dict[Any, Any] = field(default_factory=dict)
     """How the inside is eliminated, by the scopes and the kinds of its tables, as far as that was worked out (see `units.reduction`).
     Variants share it."""

@@ -57,10 +57,11 @@ def input_sample_dims(graph: Graph) -> dict[str, DimByValue]:
 
 def find_sample_dims(block: Block, net: Network, input_dims: DimByValue) -> SampleDims:
     """Find the dims of the samples in a block, by the rows of its groups. `input_dims` are those of `input_sample_dims`."""
+    # The calling block may need all samples of what enters and leaves.
     dims, needed_whole = (
         dict(input_dims),
         {*block.inputs, *block.outputs},
-    )  # the calling block may need all samples of these
+    )
     for node in _topological_order(net):
         s = node.strategy
         even_rows = [s.rows[i] for i in np.unique(node.index)]  # others would not split evenly

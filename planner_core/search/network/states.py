@@ -169,9 +169,8 @@ def _joint_states(
         sharded = np.array([[p == Shard(d) for p in three] for three in placements]).T  # [3, pair]
         # Two axes that shard one dim split it one after the other: on a mesh of 4 x 2 a dim in S(d) twice has 8 parts.
         n = joint_parts(sharded, index, axes.sizes)
-        shares *= (
-            extent / np.ceil(extent / n) if extent else n
-        )  # bytes follow the largest part: 10 rows in 4 parts are 10 / 3 shares
+        # Bytes follow the largest part: 10 rows in 4 parts are 10 / 3 shares.
+        shares *= extent / np.ceil(extent / n) if extent else n
         equal = np.all([e % n == 0 for e in fused.get(d, (extent,))], axis=0)  # [3, choice]
         for axis, size in enumerate(axes.sizes if gathered is not None else ()):
             # Only one axis may split unevenly: with a second axis on the dim, n is not `size` and the state stays out.
