@@ -204,6 +204,13 @@ def test_what_cannot_be_is_one_sentence(model: Any, options: dict[str, Any], say
     assert says in str(told.value) and "\n" not in str(told.value)
 
 
+@pytest.mark.parametrize("wrong", [{"layout": 8}, {"batch": "64"}, {"memory_gb": "80"}, {"accumulate": 0.5}])
+def test_a_priced_run_of_wrong_types_is_one_sentence(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(shardscope.InputError, match=f"^{name} is .*, but must be a "):
+        shardscope.price("gpt2-xl", **{"layout": "dp=16", **wrong})
+
+
 def test_a_plan_of_a_module_in_memory_says_that_it_cannot_be_built_again(tmp_path: Path) -> None:
     module, inputs = own_model.make()
     plans = {p.name: p for p in shardscope.plan(module, inputs=inputs, cluster=TWO).plans}

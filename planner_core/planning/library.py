@@ -235,10 +235,11 @@ def price(
         >>> priced.legal, priced.plan.mesh.axis_sizes
         (True, (2, 8))
     """
-    known = tuple(f.name for f in fields(Statement) if f.name not in ("layout", "micro_batch", "accumulate"))
+    given_here = {"layout": layout, "batch": batch, "micro_batch": micro_batch, "accumulate": accumulate}
+    _check_types({**given_here, "memory_gb": memory_gb}, get_type_hints(price))
+    _check_options(options, Statement, tuple(f.name for f in fields(Statement) if f.name not in given_here))
     sizes = {"micro_batch": micro_batch, "accumulate": accumulate}
     given = {**options, **{name: n for name, n in sizes.items() if n is not None}}
-    _check_options(given, Statement, (*known, *sizes))
     named = str(model) if isinstance(model, (str, Path)) else ""
 
     def load(_: str, **wanted: Any) -> Graph:
@@ -386,11 +387,16 @@ def _refuse_size_options(options: Mapping[str, Any]) -> None:
 
 def _check_options(options: Mapping[str, Any], of: type = Request, known: tuple[str, ...] = ()) -> None:
     """Raise InputError for an unknown option, or for a value of a wrong type."""
-    hints = get_type_hints(of)
     known = known or tuple(f.name for f in fields(Request) if f.name not in ("model", "cluster"))
-    for name, value in options.items():
+    for name in options:
         if name not in known:
             raise InputError(f"{name} is not an option; {nearest(name, known)}")
+    _check_types(options, get_type_hints(of))
+
+
+def _check_types(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Raise InputError for a value of another type than the annotation of its name."""
+    for name, value in values.items():
         kinds = hints[name].__args__ if isinstance(hints[name], UnionType) else (hints[name],)
         kinds = (*kinds, int) if float in kinds else kinds
         # A bool is an int to Python, but accumulate=True is a mistake.

@@ -24,6 +24,7 @@ from planner_core.planning.pricing import (
     predict_reserved,
     price_statement,
 )
+from planner_core.planning.pricing.configs.reading import read_text
 
 GB = 2**30
 KINDS = json.loads((ASSETS / "reserved.json").read_text())["kinds"]
@@ -60,6 +61,7 @@ def test_a_part_that_is_left_out_is_not_fitted() -> None:
         ("dp=2,fsdp=4", "torchtitan", GATHERED_WEIGHTS),
         ("tp=8,sp", "megatron", WHOLE_WEIGHTS),
         ("dp=8", "megatron", WHOLE_WEIGHTS),
+        ("fsdp=8", "accelerate", GATHERED_WEIGHTS),
         ("fsdp=8", None, OWN_PROGRAM),
         ("dp=8", "torch", OWN_PROGRAM),
     ],
@@ -74,6 +76,26 @@ def test_a_plan_is_told_by_its_kind(layout: str, stack: str | None, kind: str) -
     assert (
         plan.cost.memory_bytes["peak"] < found.likely_bytes and found.low_bytes < found.likely_bytes < found.high_bytes
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "distributed_type: FSDP",
+        "per_device_train_batch_size: 1\nfsdp: full_shard",
+        "base_model: m\nmicro_batch_size: 1\nfsdp_config: {fsdp_version: 2}",
+        "device_train_microbatch_size: 1\nfsdp: {sharding_strategy: FULL_SHARD}",
+        "zero_optimization: {stage: 3}\ntrain_micro_batch_size_per_gpu: 1",
+    ],
+)
+def test_a_file_of_a_tool_is_not_of_a_plan_as_it_runs(text: str) -> None:
+    """Of accelerate's FSDP 61.8 GiB were said, the program of a plan, and of DeepSpeed's ZeRO-3 73.2."""
+    cluster = load_cluster("1x8-h100")
+    setup = read_text(text, "config", cluster.num_gpus, Path("run.yaml"))
+    pricer = Pricer("llama-3-8b", cluster)
+    stated, _ = pricer.state_run(setup.layout, {**setup.options, "layers": 2})
+    plan = pricer.plan(stated)
+    assert plan is not None and predict_reserved(plan, cluster).kind == GATHERED_WEIGHTS
 
 
 def test_more_than_the_gpu_is_said_and_not_shown() -> None:

@@ -98,6 +98,7 @@ MEGATRON_RUN: dict[str, Any] = {
     "recompute": "none",
     "optimizer": "adamw",
 }
+ACCELERATE_RUN: dict[str, Any] = {"stack": "accelerate", "accumulate": 1, "compiled": False, "recompute": "none"}
 """What a file of the tool that says no more than degrees is read as."""
 
 
@@ -161,13 +162,14 @@ def read(tmp_path: Path, name: str, text: str | dict[str, Any], gpus: int = 32) 
             "fsdp.yaml",
             ACCELERATE,
             "dp=4,fsdp=8",
-            {"accumulate": 4, "dtype": "bfloat16", "compiled": True, "recompute": "full", "gradients": "bfloat16"},
+            ACCELERATE_RUN
+            | {"accumulate": 4, "dtype": "bfloat16", "compiled": True, "recompute": "full", "gradients": "bfloat16"},
         ),
         (
             "fsdp2.yml",
             "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: false\n",
             "dp=32,zero=2",
-            {"accumulate": 1, "compiled": False, "recompute": "none"},
+            ACCELERATE_RUN,
         ),
         ("long.toml", TITAN_LONG, "fsdp=4,cp=8,cp_type=gather", TITAN_RUN),
         (
@@ -191,8 +193,8 @@ def read(tmp_path: Path, name: str, text: str | dict[str, Any], gpus: int = 32) 
             "dp=16,ep=8,tp=2,sp",
             MEGATRON_RUN | {"vocab_multiple": 256, "expert_imbalance": 1.25},
         ),
-        ("plan.json", TP_PLAN, "tp=32,sp", {}),
-        ("auto.json", {"tp_plan": "auto", "tp_size": 8}, "dp=4,tp=8", {}),
+        ("plan.json", TP_PLAN, "tp=32,sp", {"stack": "accelerate"}),
+        ("auto.json", {"tp_plan": "auto", "tp_size": 8}, "dp=4,tp=8", {"stack": "accelerate"}),
     ],
 )
 def test_a_tools_file_is_the_layout_that_it_runs(

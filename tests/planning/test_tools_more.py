@@ -15,7 +15,7 @@ from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Setup, read_setup
 from planner_core.planning.pricing.configs.neutral import RISKY_WORDS, is_neutral, is_risky
 from planner_core.planning.pricing.configs.reading import READERS
-from tests.planning.test_tool_configs import MEGATRON_RUN, TITAN_RUN
+from tests.planning.test_tool_configs import ACCELERATE_RUN, MEGATRON_RUN, TITAN_RUN
 
 SCRIPT = """
 #!/bin/bash
@@ -179,7 +179,7 @@ CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
         AXOLOTL,
         "axolotl",
         "fsdp=4,tp=8",
-        {**PLAIN, "seq": 16384, "recompute": "full", "compiled": False, "optimizer": "adamw"},
+        {**PLAIN, "seq": 16384, "recompute": "full", "compiled": False, "optimizer": "adamw", "stack": "accelerate"},
     ),
     (
         "factory.yaml",
@@ -218,7 +218,15 @@ CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
         OLMO,
         "OLMo",
         "fsdp=32",
-        {"micro_batch": 2, "accumulate": 16, "seq": 4096, "recompute": "none", "compiled": False, "dtype": "bfloat16"},
+        {
+            "micro_batch": 2,
+            "accumulate": 16,
+            "seq": 4096,
+            "recompute": "none",
+            "compiled": False,
+            "dtype": "bfloat16",
+            "stack": "fsdp2",
+        },
     ),
     (
         "nemo.yaml",
@@ -240,6 +248,7 @@ CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
             "compiled": False,
             "dtype": "bfloat16",
             "optimizer": "adamw",
+            "stack": "accelerate",
         },
     ),
     (
@@ -247,7 +256,7 @@ CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
         ACCELERATE_CP,
         "accelerate",
         "fsdp=4,cp=8,cp_type=gather",
-        {"accumulate": 1, "dtype": "bfloat16", "compiled": False, "recompute": "full", "gradients": "bfloat16"},
+        ACCELERATE_RUN | {"dtype": "bfloat16", "recompute": "full", "gradients": "bfloat16"},
     ),
     (
         "ds.yaml",

@@ -149,10 +149,11 @@ def _list_uniform_requests(request: Request) -> Iterator[Request]:
     """Yield the requests whose searches together see what the tool can be told: one for the tool and each of its plugins, and for each
     recomputation. With `auto` the copies of a block could differ, which no setting of a tool says."""
     tool, gradients = str(request.tool), request.gradients
+    stack = None if request.stack == tool else request.stack  # a plugin runs its own program
     # A section for a plugin has no field for the dtype of gradients.
     plugins = {name: summed for name, summed in PLUGINS.get(tool, {}).items() if gradients in (None, summed)}
     for name, summed in {tool: gradients, **plugins}.items():
-        one = replace(request, tool=name, gradients=summed).with_tool_software()
+        one = replace(request, tool=name, stack=stack, gradients=summed).with_tool_software()
         for recompute in list_switches(name) if request.recompute == "auto" else (request.recompute,):
             yield replace(one, recompute=recompute)
 

@@ -81,7 +81,7 @@ def _read_accumulate(fields: Fields, plugin: str) -> int:
 def _read_layout(fields: Fields, plugin: str, num_gpus: int) -> tuple[Layout, tuple[str, ...], dict[str, Any]]:
     """The layout by the plugin, with its notes and options."""
     if plugin == "megatron_lm":
-        return _megatron_layout(fields, num_gpus), (), {}
+        return _megatron_layout(fields, num_gpus), (), {"stack": "megatron"}
     degrees = _read_degrees(fields)
     if plugin == "deepspeed":
         return _deepspeed_layout(fields, degrees, num_gpus)
@@ -99,7 +99,7 @@ def _read_layout(fields: Fields, plugin: str, num_gpus: int) -> tuple[Layout, tu
         degrees = FsdpDegrees(tp=degrees.tp, cp=degrees.cp, cp_type=degrees.cp_type, strategy="no_shard")
     # accelerate (its dataclasses.py) has FSDP sum gradients in the dtype that computes; float16 has the bytes of bfloat16.
     halves = plugin == "fsdp" and fields.lowered("mixed_precision") in ("bf16", "fp16")
-    options = {"gradients": "bfloat16"} if halves else {}
+    options = {"stack": "accelerate", **({"gradients": "bfloat16"} if halves else {})}
     return fsdp_layout(fields, num_gpus, degrees, "parallelism_config_tp_size"), (), options
 
 

@@ -93,6 +93,7 @@ def read_olmo(fields: Fields, num_gpus: int) -> Setup:
             "activation_checkpointing", recompute, "null or whole_layer, as a part of the layers cannot be priced"
         )
     options = {
+        "stack": "fsdp2",
         "recompute": RECOMPUTATIONS[recompute],
         "compiled": any(n.startswith("compile.") for n in fields.values),
     }

@@ -57,7 +57,9 @@ def read(fields: Fields, num_gpus: int) -> Setup:
         )
     tp = fields.read_int("tp_size", num_gpus)
     sp = tp > 1 and any(style in SEQUENCE_STYLES for style in styles.values())
-    return fields.finish(TABLE, Layout(dp=remaining_ranks(fields, "tp_size", num_gpus, tp), tp=tp, sp=sp), {})
+    return fields.finish(
+        TABLE, Layout(dp=remaining_ranks(fields, "tp_size", num_gpus, tp), tp=tp, sp=sp), {"stack": "accelerate"}
+    )
 
 
 def _is_in(name: str, plan_field: str) -> bool:

@@ -131,13 +131,14 @@ def reader_of(trainer: Trainer) -> Callable[[Fields, int], Setup]:
     def read(fields: Fields, num_gpus: int) -> Setup:
         lora, lora_notes = _read_adapters(fields, *trainer.adapter)
         optimizer, optimizer_notes = _read_optimizer(fields, trainer.optimizer)
-        layout, layout_notes, offload = _read_layout(fields, num_gpus, _read_degrees(fields, trainer))
+        layout, layout_notes, software = _read_layout(fields, num_gpus, _read_degrees(fields, trainer))
         options = {
             **fields.read_options(trainer.table),
             "recompute": _read_recompute(fields),
             **read_dtype_flags(fields, "bf16", "fp16"),
             **optimizer,
-            **offload,
+            "stack": "accelerate",
+            **software,
             **lora,
         }
         return fields.finish(trainer.table, layout, options, (*optimizer_notes, *layout_notes, *lora_notes))
