@@ -1,6 +1,6 @@
 """How fast the pages answer, measured in Chromium with performance.now and frame times; a line of JSON a figure.
 
-    python -m bench.pages [NAME ...]          # all, or some of MEASURES; writes bench/support/results/pages.jsonl, docs/PAGES.md
+    python -m bench.pages [NAME ...]          # all, or some of MEASURES; writes bench/support/results/pages.jsonl, docs/PAGES.md's tables
     python -m bench.pages goals               # what has a goal that a visitor feels, some ten minutes; prints one table, writes nothing
 
 Chromium runs without a GPU, so WebGL is drawn by the processor: a laptop's is faster. To measure something more, write a
@@ -47,7 +47,7 @@ from planner_core.search.candidates import Candidates, undominated_pairs  # noqa
 from tests.conftest import FLAGS  # noqa: E402
 
 RESULTS = ROOT / "bench" / "support" / "results" / "pages.jsonl"
-TABLE = ROOT / "docs" / "PAGES.md"
+PAGE = ROOT / "docs" / "PAGES.md"
 
 
 Figure = dict[str, Any]
@@ -361,11 +361,12 @@ def measure(names: list[str]) -> list[Figure]:
 
 
 def table(rows: list[Figure]) -> str:
-    lines = ["# How fast the pages answer", "", MAIN_NOTE]
+    """Return the figures as tables, one for each unit."""
+    lines = []
     units = {r.get("unit", "ms") for r in rows}
-    for unit, digits, told in (u for u in (("ms", 0, ""), ("score", 3, SHIFT_NOTE)) if u[0] in units):
+    for unit, digits, told in (u for u in (("ms", 0, MS_NOTE), ("score", 3, SHIFT_NOTE)) if u[0] in units):
         head = ["what", "n", *(f"{k}, {unit}" for k in ("median", "p95", "worst", "goal")), "day", "load"]
-        lines += ["", *([told, ""] if told else []), "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+        lines += ["", told, "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
         for r in (r for r in rows if r.get("unit", "ms") == unit):
             times = [f"{r[k]:.{digits}f}" for k in ("median_ms", "p95_ms", "worst_ms")]
             lines.append(
@@ -374,13 +375,18 @@ def table(rows: list[Figure]) -> str:
     return "\n".join(lines) + "\n"
 
 
+MS_NOTE = "By the clock in headless Chromium on two shared cores; “load” is the machine's load average meanwhile:"
 SHIFT_NOTE = "How much jumps while a page comes, by Chromium's own score (cumulative layout shift, without unit; 0.1 is called good):"
-BY_HAND = "## What stays on the pages"
-"""From this heading on the page is written by hand."""
-MAIN_NOTE = (
-    "Written by `python -m bench.pages` from `bench/support/results/pages.jsonl`. Headless Chromium without a GPU (WebGL drawn by the "
-    "processor) on two shared cores; “load” is the machine's load average meanwhile."
-)
+MEASURED = "## Measured\n"
+"""The heading of the part of the page that is written here, up to the next heading; all else is written by hand."""
+
+
+def put_table(page: str, rows: list[Figure]) -> str:
+    """Return the page with the tables of these figures, and all else as it was."""
+    before, heading, rest = page.partition(MEASURED)
+    assert heading, f"docs/PAGES.md has no heading {MEASURED.strip()!r}"
+    _, following, after = rest.partition("\n## ")
+    return before + heading + table(rows) + following + after
 
 
 def main() -> None:
@@ -395,8 +401,7 @@ def main() -> None:
     kept = [r for r in old if r["measure"] in MEASURES and r["measure"] not in names] + rows
     kept.sort(key=lambda r: list(MEASURES).index(r["measure"]))
     RESULTS.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept), encoding="utf-8")
-    _, head, by_hand = TABLE.read_text(encoding="utf-8").partition(BY_HAND)
-    TABLE.write_text(f"{table(kept)}\n{head}{by_hand}", encoding="utf-8")
+    PAGE.write_text(put_table(PAGE.read_text(encoding="utf-8"), kept), encoding="utf-8")
 
 
 if __name__ == "__main__":
