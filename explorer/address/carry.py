@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from explorer.address import settings
+from explorer.address.pins import EDITED_ID
 from explorer.text import units
+from explorer.text.words import join_words
 from planner_core.core import InputError, load_cluster
 from planner_core.planning import TRADE_OFF
 
@@ -42,8 +44,8 @@ def apply_edit(current: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict
     if any(after[k] != current[k] for k in ("cluster", "nodes", "gpus", "gpu")):
         _drop_unfit_mesh_and_limit(after, notes)
         _report_scaled_batch(current, after, notes)
-    if "plan" not in new and any(after[k] != current[k] for k in settings.REQUEST_KEYS):
-        _drop_trade_off(after, notes)
+    if any(after[k] != current[k] for k in settings.REQUEST_KEYS):
+        _drop_trade_offs(new, after, notes)
     return after, tuple(notes)
 
 
@@ -90,11 +92,24 @@ def _report_scaled_batch(current: Mapping[str, Any], after: Mapping[str, Any], n
         notes.append(f"The batch goes with the GPUs: {units.whole(now)} samples, it was {units.whole(before)}.")
 
 
-def _drop_trade_off(after: dict[str, Any], notes: list[str]) -> None:
-    """Choose the recommended plan instead of a trade-off: its number is a position, which other settings give to another plan."""
-    if re.fullmatch(rf"{TRADE_OFF}-\d+", after["plan"]):
+def _drop_trade_offs(new: Mapping[str, Any], after: dict[str, Any], notes: list[str]) -> None:
+    """Drop trade-offs that were chosen, compared or edited: a number is a position, which other settings give to another plan."""
+    if _is_trade_off(after["plan"]) and "plan" not in new:
         notes.append(f"The plan “{after['plan']}” is of the settings before; showing the recommended one.")
         after["plan"] = ""
+    if gone := [plan for plan in after["compare"] if _is_trade_off(plan) and "compare" not in new]:
+        notes.append(f"Compare leaves out {join_words([f'“{plan}”' for plan in gone])} of the settings before.")
+        after["compare"] = tuple(plan for plan in after["compare"] if plan not in gone)
+    base = after["edit"][0].rpartition(":")[0] if after["edit"] else ""
+    if _is_trade_off(base) and "edit" not in new:
+        notes.append(f"The plan “{base}” that was edited is of the settings before; the edits are taken back.")
+        after["edit"] = ()
+        after["compare"] = tuple(plan for plan in after["compare"] if plan != EDITED_ID)
+        after["plan"] = "" if after["plan"] == EDITED_ID else after["plan"]
+
+
+def _is_trade_off(plan_id: str) -> bool:
+    return re.fullmatch(rf"{TRADE_OFF}-\d+", plan_id) is not None
 
 
 def _describe_batch(batch: int, seq: int) -> str:

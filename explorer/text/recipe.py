@@ -15,6 +15,7 @@ from planner_core.core import Partial, Plan, Shard
 from planner_core.cost import CONTEXT, DATA, EXPERT, IDLE, SHARD, TENSOR, axis_roles, weight_roles, zero_stage
 from planner_core.cost.communication import VOLUME_RATE, sent_per_gpu
 from planner_core.planning.methods import ALL, EXACT, METHODS, Layout
+from planner_core.planning.pricing import BUBBLE, split_pipeline_step
 
 RECOMPUTED = {
     "none": "no recomputation",
@@ -158,8 +159,7 @@ def describe_extra_work(plan: Plan) -> str:
 
 def describe_bubble(plan: Plan) -> str:
     """Write the share of a step in which the rank that works longest waits for others: `bubble 7 %`; empty where there is one stage."""
-    cost = plan.cost.pipeline
-    return f"bubble {units.percent(cost.bubble_s / plan.cost.step_time_s)}" if cost else ""
+    return f"bubble {units.percent(split_pipeline_step(plan)[BUBBLE] / plan.cost.step_time_s)}" if plan.pipeline else ""
 
 
 def describe_work(plan: Plan) -> str:

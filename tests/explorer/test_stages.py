@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from explorer.figures.palette import WORK
 from explorer.graph.modules import group_by_module
 from explorer.graph.scene import build_scene
 from explorer.graph.stripes import node_stages
-from explorer.text import recipe, words
+from explorer.text import recipe, units, words
 from planner_core.core import PHASES, InputError, Plan
 from planner_core.cost import simulated_pipeline
 from planner_core.cost.communication import bytes_between_gpus, sent_per_gpu
@@ -42,6 +44,16 @@ def test_a_name_says_the_stages_the_order_and_the_bubble_of_the_table(staged: tu
     assert "8 micro-batches" in recipe.describe_extra_work(plan)
     if cut.virtual > 1:
         assert recipe.describe_extra_work(plan).startswith("interleaved 2, ")
+
+
+def test_the_bubble_of_an_older_file_is_that_of_the_table(staged: tuple[Planner, Plan]) -> None:
+    """It has a mean over ranks, with waits for hosts: where that is more than the step has left, the name said more than the bar."""
+    planner, plan = staged
+    assert plan.cost.pipeline
+    mean = replace(plan.cost.pipeline, bubble_s=2 * plan.cost.exposed_comm_time_s)
+    older = replace(plan, cost=replace(plan.cost, pipeline=mean))
+    drawn = step_parts.split_step(older, planner.graph)[step_parts.BUBBLE]
+    assert recipe.describe_bubble(older) == f"bubble {units.percent(drawn / plan.cost.step_time_s)}"
 
 
 def test_every_rank_has_a_row_as_long_as_the_step(staged: tuple[Planner, Plan]) -> None:

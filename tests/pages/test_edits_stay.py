@@ -169,6 +169,24 @@ def test_a_trade_off_does_not_become_another_plan_by_an_edit() -> None:
         assert carry.apply_edit({**values, "plan": stays}, {"batch": 64})[0]["plan"] == stays
 
 
+def test_compared_and_edited_trade_offs_do_not_become_others_by_an_edit() -> None:
+    """They were left as they were: the same numbers then named plans of the new settings, and weights of one were placed in another."""
+    values, _ = settings.parse_query({"compare": "best,trade-off-1,trade-off-2@batch:8"})
+    after, told = carry.apply_edit(values, {"batch": 64})
+    assert after["compare"] == ("best", "trade-off-2@batch:8")
+    assert told == ("Compare leaves out “trade-off-1” of the settings before.",)
+    assert carry.apply_edit(values, {"tab": "block"})[0]["compare"] == values["compare"]
+
+    edit = "trade-off-1:keep,lm_head.weight:S(1)"
+    values, problems = settings.parse_query({"edit": edit, "plan": "edited", "compare": "best,edited"})
+    after, told = carry.apply_edit(values, {"batch": 64})
+    assert not problems and (after["edit"], after["plan"], after["compare"]) == ((), "", ("best",))
+    assert told == ("The plan “trade-off-1” that was edited is of the settings before; the edits are taken back.",)
+    of_best = {**values, "edit": ("best:keep", "lm_head.weight:S(1)")}
+    after, told = carry.apply_edit(of_best, {"batch": 64})
+    assert after["edit"] == of_best["edit"] and after["plan"] == "edited" and not told
+
+
 def test_a_batch_nobody_set_goes_with_the_gpus() -> None:
     values, _ = settings.parse_query({})
     after, told = carry.apply_edit(values, {"cluster": "8x8-h100"})
