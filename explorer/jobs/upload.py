@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,6 @@ POLL_S = 0.2
 FOLDER = Path(tempfile.gettempdir()) / "shardscope-own"
 CAPTURE = "planner_core.models.sandbox.write_graph"
 """The module that captures a config in a process of its own."""
-FIELDS = (
-    ("layers", ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")),
-    ("wide", ("hidden_size", "n_embd", "d_model", "dim", "embed_dim")),
-    ("heads", ("num_attention_heads", "n_head", "n_heads", "num_heads")),
-    ("experts", ("num_local_experts", "num_experts", "n_routed_experts")),
-    ("words", ("vocab_size",)),
-)
 """What a config says of its model's size, by the names that models give it."""
 
 UNNAMED = "your own model"
@@ -90,25 +83,6 @@ def _remove_oldest() -> None:
     folders = sorted((f for f in FOLDER.iterdir() if f.is_dir()), key=lambda f: f.stat().st_mtime, reverse=True)
     for old in folders[MAX_STORED:]:
         shutil.rmtree(old, ignore_errors=True)
-
-
-def describe_config(name: str) -> str:
-    """Say what the file says at first sight: `llama, LlamaForCausalLM: 32 layers, 4,096 wide, ...`."""
-    file = _find_source(name)
-    if file is None or file.name == EXPORTED:
-        return "a graph of torch.export"
-    data = json.loads(file.read_text(encoding="utf-8"))
-    classes = data.get("architectures")
-    who = str(data["model_type"])[:60] + (f", {str(classes[0])[:60]}" if isinstance(classes, list) and classes else "")
-    parts = [data, *(v for k, v in data.items() if isinstance(v, Mapping) and k.endswith("_config"))]
-    sizes = []
-    for word, names in FIELDS:
-        number = next(
-            (p[n] for p in parts for n in names if isinstance(p.get(n), int) and not isinstance(p[n], bool)), None
-        )
-        if number is not None:
-            sizes.append(f"{number:,} {word}")
-    return f"{who}: {', '.join(sizes)}" if sizes else who
 
 
 def model_title(name: str) -> str:

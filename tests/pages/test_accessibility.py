@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pages.test_browser_own import LONG, config, upload
+from tests.pages.test_browser_own import LONG, config, press_plan, upload
 from tests.support.visiting import Visit
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def test_axe_finds_nothing_serious_in_opened_sections(chromium: Browser, app: st
 @pytest.mark.slow
 def test_axe_finds_nothing_serious_while_a_model_is_read_and_once_it_is_there(visit: Visit, tmp_path: Path) -> None:
     upload(visit, tmp_path, json.dumps(config()))
-    visit.page.get_by_role("button", name="Plan this model").click()
+    press_plan(visit)
     visit.page.get_by_text(re.compile("reading the model")).wait_for()
     visit.page.add_script_tag(content=AXE.read_text(encoding="utf-8"))
     for state in ("while it is read", "once it is there"):

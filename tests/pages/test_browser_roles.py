@@ -45,7 +45,7 @@ def choose_model_of_two_layers(visit: Visit, title: str) -> None:
     page.locator("[class*='st-key-chip_model']", has_text=title).wait_for()
     chip(visit, "model")
     page.get_by_role("spinbutton", name="Layers").last.fill("2")
-    page.locator("[class*='st-key-plan_layers'] button").last.click()
+    page.locator("[class*='st-key-plan_model'] button").last.click()
     visit.settle()
 
 

@@ -27,6 +27,8 @@ class Form:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.notes: list[str] = []
+        """What the parsers found besides; the page says it once the edit is made."""
         self._fields: list[tuple[str, Any, Parse]] = []
         self._complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda changes: changes
 
@@ -40,9 +42,14 @@ class Form:
         if raised[0] is None:
             key = f"plan_{self.name}~{state.version()}"
             st.form_submit_button("Plan", type="primary", on_click=self._apply, key=key)
-            if problem := st.session_state.get(f"problem_{self.name}"):
+            if problem := st.session_state.get(self._problem):
                 st.warning(problem)
         self._form.__exit__(*raised)
+
+    @property
+    def _problem(self) -> str:
+        """The key of the sentence why the edit was not made; with the version, so that it goes at the next one."""
+        return f"problem_{self.name}~{state.version()}"
 
     def _key(self, field: str, value: Any, parse: Parse | None = None) -> str:
         """Register a field; return the key of its widget."""
@@ -106,12 +113,23 @@ class Form:
         """Draw a field for a line of text."""
         st.text_input(label, value, key=self._key(field, value, parse), placeholder=empty, help=help)
 
+    def lines(self, label: str, field: str, parse: Parse, *, empty: str) -> None:
+        """Draw a field for lines of text, which is empty at first."""
+        st.text_area(label, "", height=80, key=self._key(field, "", parse), placeholder=empty)
+
+    def file(
+        self, label: str, field: str, types: Sequence[str], take: Callable[[str, bytes], dict[str, Any]], help: str
+    ) -> None:
+        """Draw a field for a file; `take` turns its name and content into changed settings, and may raise as a parser does."""
+        key = self._key(field, None, lambda given: take(given.name, given.getvalue()))
+        st.file_uploader(label, type=list(types), key=key, help=help)
+
     def complete_with(self, complete: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         """Set what completes the changes of all fields together."""
         self._complete = complete
 
     def _apply(self) -> None:
-        st.session_state.pop(f"problem_{self.name}", None)
+        st.session_state.pop(self._problem, None)
         changes: dict[str, Any] = {}
         try:
             for key, shown, parse in self._fields:
@@ -120,6 +138,8 @@ class Form:
                 if (value := st.session_state[key]) != shown:
                     changes.update(parse(value))
         except (Unreadable, PlannerError) as error:
-            st.session_state[f"problem_{self.name}"] = state.page_wording(error)
+            st.session_state[self._problem] = state.page_wording(error)
             return
         state.change(**self._complete(changes))
+        # below the sentence and not in the popover, which the edit has closed
+        state.add_edit_notes(*self.notes)

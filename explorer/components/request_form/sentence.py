@@ -14,7 +14,7 @@ from explorer.address.amounts import Unreadable
 from explorer.components import complete_address
 from explorer.components.request_form.fields import Form
 from explorer.components.request_form.setup import show_setup_chip
-from explorer.jobs.upload import TIME_LIMIT_S, describe_capture, describe_config, model_title, store_model
+from explorer.jobs.upload import describe_capture, model_title, store_model
 from explorer.session import state
 from explorer.text import units
 from explorer.text.commands import is_uploaded_model
@@ -177,40 +177,32 @@ def _model_fields(v: dict[str, Any]) -> None:
     known = ZOO.get(v["model"])
     if about := known.description if known else describe_capture(v["model"]):
         st.caption(plain(about))
-    if known and known.depth:
-        with Form("layers") as form:
+    with Form("model") as form:
+        if known and known.depth:
             form.whole("layers", v["layers"], empty="as published")
-    _model_upload()
-
-
-def _model_upload() -> None:
-    file = st.file_uploader(
-        "Your own model: a Hugging Face config.json, or a .pt2 file of torch.export",
-        type=["json", "pt2"],
-        key="own_config",
-        help="Read as data: no weights, no code of yours is run, nothing leaves this machine",
-    )
-    pasted = st.text_area(
-        "Or paste it, or the model’s id",
-        key="own_pasted",
-        height=80,
-        placeholder='{"model_type": "qwen3", …} or Qwen/Qwen3-8B',
-    ).strip()
-    if HUB_ID.fullmatch(pasted) and file is None:
-        st.info(
-            f"Nothing is downloaded here: paste {plain(pasted)}’s config.json, from “Files and versions” on the Hugging Face Hub."
+        form.file(
+            "Your own model: a Hugging Face config.json, or a .pt2 file of torch.export",
+            "own_config",
+            ("json", "pt2"),
+            lambda _, content: {"model": store_model(content)},
+            help="Read as data: no weights, no code of yours is run, nothing leaves this machine",
         )
-        return
-    if file is None and not pasted:
-        return
-    try:
-        name = store_model(file.getvalue() if file is not None else pasted.encode())
-    except InputError as error:
-        st.error(state.page_wording(error))
-        return
-    st.caption(f"{plain(describe_config(name))}. Reading it takes some ten seconds, at most {TIME_LIMIT_S}.")
-    if state.value("model") != name:
-        st.button("Plan this model", on_click=state.change, kwargs={"model": name}, type="primary", key="plan_own")
+        form.lines(
+            "Or paste it, or the model’s id",
+            "own_pasted",
+            _parse_pasted,
+            empty='{"model_type": "qwen3", …} or Qwen/Qwen3-8B',
+        )
+
+
+def _parse_pasted(text: str) -> dict[str, Any]:
+    """Return the pasted model as a setting; raises for the id of one, since nothing is downloaded."""
+    text = text.strip()
+    if HUB_ID.fullmatch(text):
+        raise Unreadable(
+            f"Nothing is downloaded here: paste {text}’s config.json, from “Files and versions” on the Hugging Face Hub."
+        )
+    return {"model": store_model(text.encode())} if text else {}
 
 
 def _cluster_fields(v: dict[str, Any], cluster: Cluster) -> None:
@@ -256,8 +248,15 @@ def _cluster_fields(v: dict[str, Any], cluster: Cluster) -> None:
                 )
         shapes = ("x".join(map(str, n)) for n in mesh_shapes(cluster.num_gpus))
         form.option("mesh", {None: "as is best", **{m: m.replace("x", " × ") for m in shapes}}, v["mesh"])
+        form.file(
+            "Or your own cluster’s file",
+            "own_cluster",
+            ("json",),
+            lambda _, content: {"cluster": uploaded_cluster.store_cluster(content, cluster)},
+            help="As the file below, or what `python -m planner_core calibrate` wrote, whose GPU comes in here; read as data",
+        )
         form.complete_with(_keep_links(cluster))
-    _cluster_upload(cluster)
+    _offer_cluster_file(cluster)
 
 
 # A visit drew these lists from 70 files.
@@ -294,6 +293,8 @@ def _keep_links(cluster: Cluster) -> Any:
     """Return what completes an edit: a GPU keeps its link where the GPUs of a node change, and several nodes need a link."""
 
     def after(new: dict[str, Any]) -> dict[str, Any]:
+        if "cluster" in new:  # an uploaded one, whose links are its own
+            return new
         size, several = cluster.levels[0].size, len(cluster.levels) > 1
         gpus = new.get("gpus") or size
         rate = (new["inter"] / size if new.get("inter") else _inter_gb_per_s(cluster)) * gpus
@@ -304,29 +305,8 @@ def _keep_links(cluster: Cluster) -> Any:
     return after
 
 
-def _cluster_upload(cluster: Cluster) -> None:
-    """Draw the upload of a cluster file, and the current cluster as a file."""
-    file = st.file_uploader(
-        "Or your own cluster’s file (JSON)",
-        type="json",
-        key="own_cluster",
-        help="As the file below, or what `python -m planner_core calibrate` wrote, whose GPU comes in here; read as data",
-    )
-    if file is not None:
-        try:
-            name = uploaded_cluster.store_cluster(file.getvalue(), cluster)
-        except InputError as error:
-            st.error(state.page_wording(error))
-        else:
-            if state.value("cluster") != name:
-                changes = {"cluster": name, **dict.fromkeys(settings.CLUSTER_KEYS)}
-                st.button(
-                    "Plan on this cluster",
-                    on_click=state.change,
-                    kwargs=changes,
-                    type="primary",
-                    key="plan_own_cluster",
-                )
+def _offer_cluster_file(cluster: Cluster) -> None:
+    """Draw the download of the current cluster as a file."""
     st.download_button(
         "This cluster as a file",
         uploaded_cluster.cluster_json(cluster),

@@ -11,7 +11,7 @@ from explorer.address import settings, setups
 from explorer.components.request_form.fields import Form
 from explorer.session import state
 from explorer.text.commands import is_uploaded_model
-from planner_core.core import Cluster, InputError
+from planner_core.core import Cluster
 from planner_core.planning.methods import check_layout
 
 FILES = ["toml", "json", "yaml", "yml", "sh", "txt"]
@@ -19,6 +19,7 @@ LINE_HELP = (
     "Degrees (DP, FSDP, ZeRO-1, TP, SP, CP, EP, PP), the samples of a micro-batch (mbs), how stages run (1f1b, interleaved 2, zb), and "
     "recomputation (none, selective, full); DP beside FSDP is HSDP"
 )
+FILE_HELP = "torchtitan’s TOML, Megatron-LM’s arguments, DeepSpeed’s JSON, accelerate’s YAML, or a tp_plan of transformers; read as data"
 
 
 def show_setup_chip(v: dict[str, Any], cluster: Cluster) -> None:
@@ -46,37 +47,25 @@ def show_setup_chip(v: dict[str, Any], cluster: Cluster) -> None:
                 empty="FSDP 8 x TP 8, mbs 1, selective",
                 help=LINE_HELP,
             )
-        _setup_upload(v, cluster)
+            form.file(
+                "Or your tool’s own file",
+                "own_setup_file",
+                FILES,
+                lambda name, content: _read_setup_file(name, content, v, cluster, form.notes),
+                help=FILE_HELP,
+            )
 
 
-def _setup_upload(v: dict[str, Any], cluster: Cluster) -> None:
-    file = st.file_uploader(
-        "Or your tool’s own file",
-        type=FILES,
-        key="own_setup_file",
-        help="torchtitan’s TOML, Megatron-LM’s arguments, DeepSpeed’s JSON, accelerate’s YAML, or a tp_plan of transformers; read as data",
-    )
-    if file is not None:
-        args = (file.name, file.getvalue(), v, cluster)
-        st.button("Measure against this file", key="take_setup_file", on_click=_take_file, args=args)
-    if problem := st.session_state.pop("setup_problem", ""):
-        st.warning(problem)
-
-
-def _take_file(name: str, content: bytes, v: dict[str, Any], cluster: Cluster) -> None:
-    """Set the setup that the file states, and its work of a step; a callback."""
-    try:
-        known = state.known_result(state.current_request())
-        stated, work, notes = setups.parse_file(name, content, cluster.num_gpus, known.graph.config if known else {})
-        check_layout(stated.layout, cluster)
-    except InputError as error:
-        st.session_state["setup_problem"] = state.page_wording(error)
-        return
+def _read_setup_file(
+    name: str, content: bytes, v: dict[str, Any], cluster: Cluster, notes: list[str]
+) -> dict[str, Any]:
+    """Return the setup that the file states with its work of a step, and add what was read to `notes`; raises InputError."""
+    known = state.known_result(state.current_request())
+    stated, work, said = setups.parse_file(name, content, cluster.num_gpus, known.graph.config if known else {})
+    check_layout(stated.layout, cluster)
     if is_uploaded_model(v["model"]):
         work = {k: value for k, value in work.items() if k != "seq"}
     stated, left = stated.for_model(v["model"])
-    notes = (*notes, *[left] * bool(left))
-    state.change(setup=stated.write(), **work)
     description = ", ".join(f"{k} {value}" for k, value in {**work, **dict(stated.options)}.items())
-    # below the sentence and not in the popover, which the edit has closed
-    state.add_edit_notes(f"Read from {name}: {description}.", *map(state.page_wording, notes))
+    notes += [f"Read from {name}: {description}.", *map(state.page_wording, (*said, *[left] * bool(left)))]
+    return {"setup": stated.write(), **work}
