@@ -131,6 +131,7 @@ from planner_core.core.workload import (
     Stack,
     Workload,
     check_options,
+    keeps_masters,
     load_stack,
     memory_amount,
     named,

@@ -36,6 +36,6 @@ if TYPE_CHECKING:
     from planner_core.runtime.training.checkpoints import load, save
     from planner_core.runtime.training.clipping import clip_grad_norm_
     from planner_core.runtime.training.host_states import HostStates
-    from planner_core.runtime.training.optimizers import make_optimizer
+    from planner_core.runtime.training.optimizers import optimizer_for
 
 __getattr__, __dir__ = lazy_exports(__name__)  # these modules import torch

@@ -30,4 +30,4 @@ from planner_core.core.workload.software import (
     load_stack,
     stack_names,
 )
-from planner_core.core.workload.workload import DEFAULT_PRECISION, Workload
+from planner_core.core.workload.workload import DEFAULT_PRECISION, Workload, keeps_masters

@@ -25,6 +25,11 @@ USUAL_VALUES = {
 """Fields that plain data leaves out while they have these values."""
 
 
+def keeps_masters(optimizer: str, precision: str) -> bool:
+    """Return whether weights, moments and gradients are kept in float32 where operators compute in 16 bits."""
+    return precision == "mixed" or optimizer == "adamw-fp32"
+
+
 @dataclass(frozen=True, slots=True)
 class Workload(Software):
     """What a training step does, and in which precision it keeps its state.
@@ -90,8 +95,7 @@ class Workload(Software):
     def kept_item(self, item_bytes: int) -> int:
         """Bytes per element of a stored parameter and of each moment. `item_bytes` is that of the compute dtype."""
         # `max`: a float64 model in mixed precision keeps its 8 bytes, and does not shrink to float32.
-        masters = self.precision == "mixed" or self.optimizer.endswith("-fp32")
-        return max(item_bytes, FLOAT32_BYTES) if masters else item_bytes
+        return max(item_bytes, FLOAT32_BYTES) if keeps_masters(self.optimizer, self.precision) else item_bytes
 
     def gradient_item(self, item_bytes: int) -> int:
         """Bytes per element of a gradient while it is summed. `item_bytes` is that of the compute dtype."""

@@ -13,7 +13,18 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, placement_types
 
-from planner_core.core import ParamPlan, Partial, Placements, Plan, Replicate, Shard, Step, group_sums, joint_axes
+from planner_core.core import (
+    ParamPlan,
+    Partial,
+    Placements,
+    Plan,
+    Replicate,
+    Shard,
+    Step,
+    group_sums,
+    joint_axes,
+    keeps_masters,
+)
 from planner_core.models.hooks import TensorReplacement
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
@@ -41,7 +52,7 @@ def plan_precision(plan: Plan) -> Precision:
     load = plan.workload
     # Example: mixed precision in bfloat16 stores and accumulates float32, and computes in bfloat16.
     working: torch.dtype = getattr(torch, load["dtype"])
-    masters = str(load["optimizer"]).endswith("-fp32") or load.get("precision") == "mixed"
+    masters = keeps_masters(load["optimizer"], load.get("precision", "pure"))
     stored = torch.float32 if masters and working.itemsize < 4 else working
     summed: torch.dtype = getattr(torch, load.get("gradients") or "", stored)
     return Precision(stored, working, max(summed, working, key=lambda dtype: dtype.itemsize))

@@ -23,7 +23,7 @@ from planner_core.core import Graph, Plan
 from planner_core.cost import ops_at_the_ends, price_pipeline
 from planner_core.cost.communication import gpus_of_ranks
 from planner_core.ops import coarsen
-from planner_core.runtime import StagedParallel, initializer, make_optimizer, mesh_of
+from planner_core.runtime import StagedParallel, initializer, mesh_of, optimizer_for
 from planner_core.runtime.program import fake_store
 from planner_core.runtime.training import with_planned_loss
 from planner_core.verification.build_models import SEED, build_model, make_example_inputs
@@ -119,8 +119,7 @@ def _run_step(plan: Plan, recordings: SharedRecordings) -> dict[str, Any]:
     parallel.on_meta = True
     recordings.share(parallel.planned)
     trained = [p for p in model.parameters() if p.requires_grad]
-    name, offload = str(load["optimizer"]).removesuffix("-fp32"), bool(load.get("offload"))
-    optimizer = make_optimizer(name, trained, lr=1e-4, offload=offload)
+    optimizer = optimizer_for(plan, trained, 1e-4)
     counted, memory = parallel.engine.count_collectives(parallel.mesh), MemoryTracker()
     args, kwargs = step_call(parallel, inputs)
 
@@ -134,7 +133,7 @@ def _run_step(plan: Plan, recordings: SharedRecordings) -> dict[str, Any]:
         optimizer.zero_grad()
         memory.add_inputs(pytree.tree_leaves((args, kwargs)))
         with (
-            counting_memory(memory, parallel, trained, {} if offload else optimizer.state),
+            counting_memory(memory, parallel, trained, {} if load.get("offload") else optimizer.state),
             record_step(parallel, counted) as record,
         ):
             begins = parallel.on_pass

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from planner_core.core import Plan
 from planner_core.models.capture import FlashAttention
 from planner_core.models.hooks import RECURRENT, TorchDispatchMode
-from planner_core.runtime import Parallel, Trace, initializer, make_optimizer, rows_to_json
+from planner_core.runtime import Parallel, Trace, initializer, optimizer_for, rows_to_json
 from planner_core.runtime.program import IN_FLIGHT as SENT
 from planner_core.runtime.program import UnitCall, supports_meta
 from planner_core.runtime.training import host_states, with_planned_loss
@@ -49,8 +49,7 @@ def run_program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
     parallel = Parallel(model, plan, mesh)
     model.__dict__["forward"] = parallel.forward
     trained = [p for p in model.parameters() if p.requires_grad]
-    name, offload = str(load["optimizer"]).removesuffix("-fp32"), bool(load.get("offload"))
-    optimizer = make_optimizer(name, trained, lr=1e-4, offload=offload)
+    optimizer = optimizer_for(plan, trained, 1e-4)
     counted, memory, trace = parallel.engine.count_collectives(mesh), MemoryTracker(), Trace()
 
     def step() -> None:
@@ -74,7 +73,7 @@ def run_program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
         optimizer.zero_grad()
         memory.add_inputs(pytree.tree_leaves(inputs))
         parallel.engine.trace(trace)
-        with counting_memory(memory, parallel, trained, {} if offload else optimizer.state), counted:
+        with counting_memory(memory, parallel, trained, {} if load.get("offload") else optimizer.state), counted:
             step()
     return {
         "collectives": counted.table(),
