@@ -122,9 +122,9 @@ def plan_stated_layout(
     if request.accumulate is None and not isinstance(source, Graph):
         number = layout.count_micro_batches(planner.workload.batch, number, request.micro_batch)
     if number != planner.workload.accumulate:
-        asked = replace(planner.request, batch=planner.workload.batch, accumulate=number)
-        graph = source(asked) if callable(source) else None
-        planner = prepare_planner(asked, graph, say, planner.effort, planner)
+        stated = replace(planner.request, batch=planner.workload.batch, accumulate=number)
+        graph = source(stated) if callable(source) else None
+        planner = prepare_planner(stated, graph, say, planner.effort, planner)
     planner = with_recompute(planner, "none" if request.recompute == "auto" else request.recompute)
     plan = planner.stated(layout)
     plan = replace(plan, notes=(*plan.notes, *note_memory(plan, planner)))
@@ -132,11 +132,11 @@ def plan_stated_layout(
     left_open += [named("recompute")] if request.recompute == "auto" else []
     if not left_open:
         return planner, plan
-    way = (
+    settled = (
         f"priced with micro-batch {micro_batch(plan)} x {number} and recomputation {planner.workload.recompute}, since "
     )
     was = " was not given" if len(left_open) == 1 else " were not given"
-    note = Note(Sentence(way, Sentence.from_list(" and ", left_open), was))
+    note = Note(Sentence(settled, Sentence.from_list(" and ", left_open), was))
     return planner, replace(plan, notes=(note, *plan.notes))
 
 
@@ -159,7 +159,7 @@ class _BaselineSearch:
     def __init__(self, baseline: Method, options: list[DeviceMesh], chosen_s: float) -> None:
         self.baseline, self.options, self.chosen_s = baseline, options, chosen_s
         self._problems: dict[tuple[int, DeviceMesh], Problem] = {}
-        """By the identity of the planner. A problem keeps what a search of it found, so the next question is answered at once."""
+        """By the identity of the planner. A problem's cache has the answers of its searches, so they are not searched twice."""
         self._least_s: dict[tuple[int, DeviceMesh], float] = {}
         """A lower bound of each network, or of one that was not built since a network of less work is no faster than a known plan."""
 
@@ -380,12 +380,12 @@ def _best_answer(
     return best
 
 
-def note_missing_baselines(planner: Planner, request: Request, found: Sequence[Plan]) -> tuple[str, ...]:
+def note_missing_baselines(planner: Planner, request: Request, plans: Sequence[Plan]) -> tuple[str, ...]:
     """Sentences about the baselines that do not have a plan of this model on these meshes, or none of the micro-batch that is asked for."""
     if oversized := note_oversized_states(planner):
         return oversized
-    there, size, notes = {p.method for p in found}, request.micro_batch, list[str]()
-    missing = [b for b in BASELINES.values() if b.name not in there and b.suits(planner.graph)]
+    planned, size, notes = {p.method for p in plans}, request.micro_batch, list[str]()
+    missing = [b for b in BASELINES.values() if b.name not in planned and b.suits(planner.graph)]
     if missing:
         # These deal out samples alone, so that every GPU needs one. The others can be kept from a plan by the model's sizes too.
         batch, gpus = planner.workload.batch, planner.cluster.num_gpus
@@ -396,9 +396,9 @@ def note_missing_baselines(planner: Planner, request: Request, found: Sequence[P
         uneven = [b for b in missing if b.name in DEAL_OUT_SAMPLES] if batch % gpus else []
         rest = [b for b in missing if b not in uneven]
         if unsharded:
-            told = named("zero", max(ZERO)), " would do, ", named("zero", stated)
+            stages = named("zero", max(ZERO)), " would do, ", named("zero", stated)
             words = " without a plan, since it shards weights: "
-            notes.append(Sentence(_list_titles(unsharded), words, *told, " does not"))
+            notes.append(Sentence(_list_titles(unsharded), words, *stages, " does not"))
         if uneven:
             near = sorted({max(gpus, batch // gpus * gpus), -(-batch // gpus) * gpus})
             wanted = Sentence.from_list(" or ", (named("batch", number) for number in near))
@@ -407,7 +407,7 @@ def note_missing_baselines(planner: Planner, request: Request, found: Sequence[P
         if rest:
             words = "baselines that no plan of this model follows on these meshes: "
             notes.append(Sentence(words, _list_titles(rest), _explain_missing_split(planner)))
-    if other := [f"{p.name} ({micro_batch(p)} at once)" for p in found if size not in (None, micro_batch(p))]:
+    if other := [f"{p.name} ({micro_batch(p)} at once)" for p in plans if size not in (None, micro_batch(p))]:
         why = "without a row, since they compute another number of samples at once than "
         notes.append(Sentence(why, named("micro_batch", size), f": {', '.join(other)}"))
     return tuple(notes)

@@ -89,15 +89,15 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
         raise InputError(fault, "; leave ", named("tool", request.tool), " out, or name another tool")
     form = PAIR_FORMS.get(str(request.tool))
     search_meshes: MeshSearch = choose_mesh if form is None else partial(_search_layer_pairs, form)
-    found: list[tuple[Planner, Plan]] = []
+    candidates: list[tuple[Planner, Plan]] = []
     refused: NoPlanFits | None = None
-    for asked in _list_uniform_requests(request):
+    for variant in _list_uniform_requests(request):
         try:
-            least_work = choose_micro_batches(asked, graph, say, search=search_meshes)
-            found.append(choose_shortest_step(asked, graph, *least_work, say))
+            least_work = choose_micro_batches(variant, graph, say, search=search_meshes)
+            candidates.append(choose_shortest_step(variant, graph, *least_work, say))
         except NoPlanFits as error:
             refused = error
-    if not found:
+    if not candidates:
         raise NoPlanFits(
             "for ",
             tool_term(str(request.tool)),
@@ -106,16 +106,18 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
             needed_bytes=refused.needed_bytes if refused else 0,
             describe_memory=refused.describe_memory if refused else None,
         )
-    planner, plan = min(found, key=lambda f: (not f[1].fits, f[1].cost.step_time_s if f[1].fits else _peak_bytes(f[1])))
+    planner, plan = min(
+        candidates, key=lambda c: (not c[1].fits, c[1].cost.step_time_s if c[1].fits else _peak_bytes(c[1]))
+    )
     planner = replace_request(planner, tool=request.tool)
     if (gradients := planner.request.gradients) != summed:  # those of a plugin
         free = _choose_free(replace(unbounded, gradients=gradients), graph, say)
-    plan = _bound_over_all(planner, plan, [one for _, one in found])
+    plan = _bound_over_all(planner, plan, [one for _, one in candidates])
     tool = str(request.tool)
-    told = Sentence(
+    scope = Sentence(
         "the best plan of one pipeline stage that ", tool_term(tool), f" can be told {SEARCHED_FORMS[tool]}"
     )
-    plan = replace(plan, notes=(*plan.notes, Note(told)))
+    plan = replace(plan, notes=(*plan.notes, Note(scope)))
     foreign = map(Note, note_recompute(request.recompute, request.tool))
     return planner, plan, (_note_tool_price(planner.request, plan, free), *foreign)
 
@@ -167,11 +169,11 @@ def _search_layer_pairs(
     below: float = math.inf,
     prove: bool = True,
 ) -> Plan:
-    """The best plan that a form which names layers can be told, as `choose_mesh` gives any. On each mesh a plan with all products sharded
-    says
-    which pairs of layers there are."""
+    """Return the best plan of a form that names layers, as `choose_mesh` returns any plan.
+
+    On each mesh a plan with all products sharded says which pairs of layers there are."""
     del below, prove  # they only save work
-    found: list[Plan] = []
+    plans: list[Plan] = []
     for mesh in options:
         say(Sentence("search on ", mesh.term))
         builders = planner.builders(EXACT, mesh)
@@ -182,27 +184,27 @@ def _search_layer_pairs(
         if answer.assignment is not None:
             plan = planner.plan(problem, answer, "best", EXACT.name, "time")
             layout = splittable_layers(plan, planner.graph, form)
-            ways = (False, True) if may_split_tokens(form, planner.graph) else (False,)
-            # Which layers form pairs does not depend on the ZeRO stage, so the pairs are found once and priced under each.
+            token_splits = (False, True) if may_split_tokens(form, planner.graph) else (False,)
+            # Which layers form pairs does not depend on the ZeRO stage, so the pairs are listed once and priced under each.
             for stage in (0, 3) if layout.data > 1 else (0,):
-                told = partial(follow_tp_layout, planner, plan, layout, form.each_column, alone=True)
-                found += filter(None, (told(stage=stage, sequence=sequence) for sequence in ways))
-    best = min(found, key=lambda p: (not p.fits, p.cost.step_time_s if p.fits else _peak_bytes(p)), default=None)
+                plan_pairs = partial(follow_tp_layout, planner, plan, layout, form.each_column, alone=True)
+                plans += filter(None, (plan_pairs(stage=stage, sequence=sequence) for sequence in token_splits))
+    best = min(plans, key=lambda p: (not p.fits, p.cost.step_time_s if p.fits else _peak_bytes(p)), default=None)
     if best is None:
         raise InputError("no layers of this model can be split in pairs evenly over these GPUs")
     if not best.fits and planner.request.memory_gb is not None:
         peak = _peak_bytes(best)
         needed = memory_amount(peak, f"{peak / 2**30:.4g} GiB")
         raise NoPlanFits("the least memory that a plan of its layers needs is ", needed, needed_bytes=int(peak))
-    return _bound_over_all(planner, best, found)
+    return _bound_over_all(planner, best, plans)
 
 
-def _bound_over_all(planner: Planner, plan: Plan, found: Sequence[Plan]) -> Plan:
-    """The best of the plans that several searches found, with a bound that holds for all of them.
+def _bound_over_all(planner: Planner, plan: Plan, plans: Sequence[Plan]) -> Plan:
+    """Return the best of the `plans` of several searches, with a bound that holds for all of them.
 
-    Example: with recomputation 5.0 s is proven. Without it 5.1 s was found, and no plan is below 4.9 s: so 4.9 s is the bound.
+    Example: with recomputation 5.0 s is proven. Without it the best plan takes 5.1 s, and none less than 4.9 s: the bound is 4.9 s.
     """
-    bounds = [one.bound for one in found if one.fits and one.bound is not None]
+    bounds = [one.bound for one in plans if one.fits and one.bound is not None]
     return with_lower_bound(planner, plan, min(bounds)) if bounds else plan
 
 
@@ -227,12 +229,12 @@ def follow_tp_layout(
         answer = search_within_budget(problem, objective="time")
     if answer.assignment is None:
         return None
-    found = planner.plan(problem, answer, plan.name, plan.method, "time")
+    chosen = planner.plan(problem, answer, plan.name, plan.method, "time")
     if not each_column:
-        return found
-    blocks = sum_for_each_column(found, planner.graph, layout.axis)
-    cost = price_with_host(blocks, planner.graph, cost_model_of(found), planner.coarse)
-    return replace(found, blocks=blocks, cost=cost, fits=cost.memory_bytes["peak"] <= planner.budget)
+        return chosen
+    blocks = sum_for_each_column(chosen, planner.graph, layout.axis)
+    cost = price_with_host(blocks, planner.graph, cost_model_of(chosen), planner.coarse)
+    return replace(chosen, blocks=blocks, cost=cost, fits=cost.memory_bytes["peak"] <= planner.budget)
 
 
 def _peak_bytes(plan: Plan) -> float:

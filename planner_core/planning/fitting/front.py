@@ -67,8 +67,8 @@ def unseen_corners(planner: Planner, options: Iterable[DeviceMesh], shown: Seque
             front.append(point)
     if len(front) > MAX_FRONT:  # spread evenly along the front, with both ends
         front = [front[round(i * (len(front) - 1) / (MAX_FRONT - 1))] for i in range(MAX_FRONT)]
-    found = [planner.plan(p, Answer(a, t, t, m), "", "exact", "time") for t, m, p, a in front]
-    return [p for p in found if not any((p.blocks, p.mesh) == (other.blocks, other.mesh) for other in shown)]
+    corners = [planner.plan(p, Answer(a, t, t, m), "", "exact", "time") for t, m, p, a in front]
+    return [p for p in corners if not any((p.blocks, p.mesh) == (other.blocks, other.mesh) for other in shown)]
 
 
 def leave_out_beaten(plans: Iterable[Plan], shown: Sequence[Plan]) -> list[Plan]:
@@ -125,13 +125,13 @@ def exact_front(
         say(Sentence("front on ", mesh.term))
         for build in planner.builders(uniform, mesh):
             try:
-                found = find_pareto_front(build(), objective)
+                on_mesh = find_pareto_front(build(), objective)
             except TooWide:
                 exact = False
                 continue
-            exact = exact and found.exact
+            exact = exact and on_mesh.exact
             points += [
-                FrontPoint(mesh, float(c), float(m)) for c, m in zip(found.cost_s, found.memory_bytes, strict=True)
+                FrontPoint(mesh, float(c), float(m)) for c, m in zip(on_mesh.cost_s, on_mesh.memory_bytes, strict=True)
             ]
     front: list[FrontPoint] = []
     for p in sorted(points, key=lambda p: (p.cost_s, p.memory_bytes)):

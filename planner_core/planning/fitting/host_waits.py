@@ -162,12 +162,12 @@ def _estimate_step_s(planner: Planner, problem: Problem, budget: float) -> float
     rough = search_roughly(problem, "time")
     if rough is None:
         return math.inf
-    found, bound = rough, rough.bound
+    assignment, bound = rough, rough.bound
     if memory_bytes(rough) > budget:
         answer = search_within_budget(problem, budget=budget, limits=SearchLimits(prove=False))
         if answer.assignment is not None:  # else no sum is within the budget, and a peak that is may be rare
-            found, bound = answer.assignment, answer.bound
-    host = host_seconds(make_block_plans(problem, found), planner.graph, problem.model)
+            assignment, bound = answer.assignment, answer.bound
+    host = host_seconds(make_block_plans(problem, assignment), planner.graph, problem.model)
     return max(bound, planner.workload.accumulate * (host.forward + host.backward) + host.step)
 
 

@@ -210,10 +210,10 @@ def _missed_plan(
         # share the points that the request has left (69.3 ms, with them 69.1). A moment's work has neither.
         limit = math.inf if thorough else below
         roughly, _ = _ranked_problems(other, options, method, say, limit)
-        found, _, _ = _search_in_order(other, roughly, objective, say, limit, prove=thorough, bounded=False)
-        if found is None:
+        best_of_policy, _, _ = _search_in_order(other, roughly, objective, say, limit, prove=thorough, bounded=False)
+        if best_of_policy is None:
             continue
-        plan = other.plan(found[1], found[2], "best", planner.request.method, objective)
+        plan = other.plan(best_of_policy[1], best_of_policy[2], "best", planner.request.method, objective)
         if plan.fits and planner.value(plan) < below:
             below = planner.value(plan)
             gap = Note(describe_gap(below, bound), NoteKind.GAP)
@@ -237,20 +237,22 @@ def _ranked_problems(
 ) -> tuple[list[RoughSearch], TooWide | None]:
     """The networks of all meshes, the most promising first, so that the others can be abandoned early. And the error of a mesh whose
     tables would be too large, if there is one."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     wide: TooWide | None = None
     for mesh in _without_mirrors(options) if method.by_volume else options:
         say(Sentence("network of ", mesh.term))
         for build in planner.builders(method, mesh):
             try:
-                found.append(build())
+                problems.append(build())
             except TooWide as error:  # another mesh may work; it is raised only if none does
                 wide = error
     objective = planner.objective(method)
     with planner.clock("search"):
-        if len(found) == 1:
-            return [RoughSearch(found[0], bound=rough_bound(found[0], objective) if below < math.inf else 0.0)], wide
-        return rank_by_bound(found, objective, planner.budget, say, below), wide
+        if len(problems) == 1:
+            return [
+                RoughSearch(problems[0], bound=rough_bound(problems[0], objective) if below < math.inf else 0.0)
+            ], wide
+        return rank_by_bound(problems, objective, planner.budget, say, below), wide
 
 
 def _without_mirrors(options: Iterable[DeviceMesh]) -> list[DeviceMesh]:
@@ -311,14 +313,14 @@ def rank_by_bound(
     """The problems with what a search without proof says of them, the lowest bound first. Problems in which nothing was found that fits
     go last, since a plan of another one may make their searches short. Last of all are those in which nothing can fit, the least memory
     first."""
-    found: list[tuple[bool, float, RoughSearch]] = []
+    searches: list[tuple[bool, float, RoughSearch]] = []
     near = [p for p in problems if not no_plan_fits(p, budget)]
     fit = [a.seconds * (1 + TIE) for p in near if (a := search_roughly(p, objective)) and memory_bytes(a) <= budget]
     # A rough plan that fits lets every search below stop at its value.
     best, prices = min([below, *fit]), (0.0, 0.0)
     for problem in sorted(near, key=lambda p: _round_for_order(rough_bound(p, objective))):
         if is_clearly_less(best, bound := rough_bound(problem, objective)):
-            found.append((False, bound, RoughSearch(problem, bound=bound)))
+            searches.append((False, bound, RoughSearch(problem, bound=bound)))
             continue
         limits = SearchLimits(best, progress_callback(say, problem), prove=False, bound_only=True, prices=prices)
         answer = search_within_budget(problem, objective=objective, budget=budget, limits=limits)
@@ -328,14 +330,14 @@ def rank_by_bound(
         # 80 GB and a factor of 1.05 by 2 * 0.05 * 80 = 8 s.
         within = rough_bound(problem, objective) if nothing else answer.bound
         bound = within - sum(answer.prices) * (FIRST_BUDGET_FACTOR - 1) * budget
-        found.append(
+        searches.append(
             (nothing, within, RoughSearch(problem, None if given_up else answer, bound, answer.prices, within))
         )
         best = answer.value if is_clearly_less(answer.value, best) else best
         prices = answer.prices if any(answer.prices) else prices
     # They come last, since a plan that fits makes a search for the least memory needless.
     far = sorted((p for p in problems if no_plan_fits(p, budget)), key=lambda p: p.least_bytes)
-    return [one for *_, one in sorted(found, key=lambda f: (f[0], _round_for_order(f[1])))] + [
+    return [one for *_, one in sorted(searches, key=lambda s: (s[0], _round_for_order(s[1])))] + [
         RoughSearch(p) for p in far
     ]
 

@@ -30,26 +30,26 @@ class MicroBatchNumbers:
     ) -> None:
         self._request, self._graph, self._say, self.effort = request, graph, say, effort
         self.several = request.accumulate is None and not isinstance(graph, Graph)
-        first = self._planner(replace(request, accumulate=1) if self.several else request, like)
+        first = self._prepare(replace(request, accumulate=1) if self.several else request, like)
         # A request has an allowance of its own: what an earlier one with the same graphs took of its own must not change this answer.
         self.first = replace(first, work=PointAllowance(effort.request))
         # 0 stands for no number that follows, so `at(after(n))` is None at the end.
-        self._made: dict[int, Planner | None] = {self.first.workload.accumulate: self.first, 0: None}
+        self._planners: dict[int, Planner | None] = {self.first.workload.accumulate: self.first, 0: None}
 
-    def _planner(self, request: Request, like: Planner | None = None) -> Planner:
+    def _prepare(self, request: Request, like: Planner | None = None) -> Planner:
         """The planner of one number. It shares the clock and the work of proofs with the planner `like`."""
         graph = self._graph(request) if callable(self._graph) else self._graph
         return replace(prepare_planner(request, graph, self._say, self.effort, like), counts_open=self.several)
 
     def at(self, number: int) -> Planner | None:
         """The planner of a number; None if a model fixes its batch, so that it has no smaller ones."""
-        if number not in self._made:
-            asked = replace(self._request, batch=self.first.workload.batch, accumulate=number)
+        if number not in self._planners:
+            of_number = replace(self._request, batch=self.first.workload.batch, accumulate=number)
             try:
-                self._made[number] = self._planner(asked, self.first)
+                self._planners[number] = self._prepare(of_number, self.first)
             except InputError:
-                self._made[number] = None
-        return self._made[number]
+                self._planners[number] = None
+        return self._planners[number]
 
     @property
     def last(self) -> int:
@@ -64,17 +64,19 @@ class MicroBatchNumbers:
 def _next_multiple(number: int, batch: int) -> int:
     """The least product of a number of micro-batches and a prime that divides the samples of a step; 0 if there is none."""
     # The least divisor above 1 is a prime. Example: 240 samples give 1, 2, 4, 8, 16, 48, 240.
-    left = batch // number
-    return number * next((p for p in range(2, left + 1) if left % p == 0), 0)
+    samples = batch // number
+    return number * next((p for p in range(2, samples + 1) if samples % p == 0), 0)
 
 
 def other_numbers(planner: Planner, source: GraphSource, say: Progress, *, larger: bool) -> Iterator[Planner]:
     """The planners of larger numbers of micro-batches, of which each is a multiple of the one before; or of smaller ones."""
     number, batch = planner.workload.accumulate, planner.workload.batch
     while number := _next_multiple(number, batch) if larger else _previous_divisor(number):
-        asked = replace(planner.request, batch=batch, accumulate=number)
+        of_number = replace(planner.request, batch=batch, accumulate=number)
         try:
-            yield prepare_planner(asked, source(asked) if callable(source) else source, say, planner.effort, planner)
+            yield prepare_planner(
+                of_number, source(of_number) if callable(source) else source, say, planner.effort, planner
+            )
         except InputError:  # a model that fixes its batch has no smaller micro-batches
             return
 
@@ -172,15 +174,16 @@ def least_sum_of_bytes(count: MicroBatchCandidate) -> float:
 
 def micro_batches_that_fit(count: MicroBatchCandidate) -> float:
     """About how many micro-batches make the activations of the fastest layouts fit beside their weights."""
+    # Without recomputation: with it almost any layout keeps few activations, and the number would say nothing of its speed.
     planner, least = count.plain, np.inf
     with contextlib.suppress(TooWide):
         problems = build_problems(planner, count.options)
         for problem in possible_winners(problems, planner.objective()):
             if (fast := search_roughly(problem, planner.objective())) is not None:
                 after_forward, after_backward = fast.totals[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]]
-                left = planner.budget - after_backward
+                room = planner.budget - after_backward
                 # What backward frees are activations. Example: 140 GB after forward and 40 after backward, in 60 GB: 100 / (60 - 40) = 5.
-                least = min(least, (after_forward - after_backward) / left if left > 0 else np.inf)
+                least = min(least, (after_forward - after_backward) / room if room > 0 else np.inf)
     return count.micro_batches * float(least)
 
 

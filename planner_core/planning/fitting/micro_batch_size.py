@@ -108,20 +108,20 @@ def _planners_by_data_ranks(request: Request, graph: GraphSource, say: Progress)
     OPTIONS["micro_batch"].check(size)
     fixed = (request.accumulate or 1) if isinstance(graph, Graph) else request.accumulate
 
-    def planner(count: int, batch: int | None) -> Planner:
-        asked = replace(request, batch=batch, accumulate=count)
+    def prepare(count: int, batch: int | None) -> Planner:
+        of_count = replace(request, batch=batch, accumulate=count)
         return prepare_planner(
-            asked, graph(asked) if callable(graph) else graph, say, THOROUGH if request.prove else MOMENT
+            of_count, graph(of_count) if callable(graph) else graph, say, THOROUGH if request.prove else MOMENT
         )
 
-    batch = request.batch or planner(fixed or 1, None).workload.batch
-    found = False
+    batch = request.batch or prepare(fixed or 1, None).workload.batch
+    is_possible = False
     for ranks in reversed(divisors(gpus)):
         count, rest = divmod(batch, ranks * size)
         if not rest and count and fixed in (None, count):
-            found = True
-            yield ranks, planner(count, batch)
-    if not found:
+            is_possible = True
+            yield ranks, prepare(count, batch)
+    if not is_possible:
         steps = "" if fixed is None else f" in {fixed} micro-batch{'es' * (fixed > 1)}"
         raise InputError(
             f"{batch} samples a step{steps} cannot be computed {size} at once by any number of ranks that divides {gpus} GPUs; ",

@@ -135,8 +135,8 @@ class _MicroBatchSearch:
         """The best plan over all numbers, with a bound that holds for all of them."""
         numbers = self.numbers
         count = MicroBatchCandidate.of(numbers.first, candidate_meshes(numbers.first.request, numbers.first.cluster))
-        if self.states_fit and (found := _unlimited_best_if_fits(count, self.search, self.say)):
-            self._keep_unlimited(found, count)
+        if self.states_fit and (answer := _unlimited_best_if_fits(count, self.search, self.say)):
+            self._keep_unlimited(answer, count)
         if self.states_fit and self.free is None and numbers.several and count.planner.objective() == "time":
             room, gpus = micro_batches_that_fit(count), count.planner.cluster.num_gpus
             room = room if room < np.inf else self.numbers.last / gpus  # else about one sample for each GPU at once
@@ -144,12 +144,12 @@ class _MicroBatchSearch:
             # with 16 samples on 16 H100 takes 5.1 s with one micro-batch and recomputation, and 9.6 s with 16.
             if not no_number_can_fit(count, numbers):
                 self.floor = min(self._bounds_on_meshes(count).values(), default=0.0)
-                self._between(min(room, numbers.last / gpus), count.options, most=1)
-            self._in_steps(count)
+                self._look_near(min(room, numbers.last / gpus), count.options, most=1)
+            self._look_in_steps(count)
             if self.best is not None:
-                self._between(room, count.options, MOST_BETWEEN if numbers.effort is not THOROUGH else numbers.last)
+                self._look_near(room, count.options, MOST_BETWEEN if numbers.effort is not THOROUGH else numbers.last)
         else:
-            self._in_steps(count)
+            self._look_in_steps(count)
         if not self.seen and self.best is None:
             self.seen = [count]  # no mesh has a plan at all, which the search says
         elif numbers.several and self.best is None:
@@ -157,23 +157,23 @@ class _MicroBatchSearch:
             self.seen = [min(self.seen, key=lambda c: self.needed[c.micro_batches])]
         if self.best is not None:
             self.show(self._over_all(*self.best)[1])
-        found = self._over_all(*_search_exactly(self.seen, self.best, self.free, self.bounds, self.search, self.say))
-        self.show(found[1])
-        return found
+        answer = self._over_all(*_search_exactly(self.seen, self.best, self.free, self.bounds, self.search, self.say))
+        self.show(answer[1])
+        return answer
 
     @property
-    def _end(self) -> int:
+    def _last_useful(self) -> int:
         """The number of which no multiple is better; 0 if there is none."""
         return self.free[0].workload.accumulate if self.free else 0
 
-    def _in_steps(self, count: MicroBatchCandidate) -> None:
+    def _look_in_steps(self, count: MicroBatchCandidate) -> None:
         """Look at numbers of which each divides the next, the least first, until no mesh may be better with more of them."""
         # Where no number fits, few numbers beside the first can have the plan of least memory: all others are passed over.
         vain = self.best is None and (not self.states_fit or no_number_can_fit(count, self.numbers))
         options = count.options
         if vain and self._ends_on_one_axis(count):
             return
-        while count.micro_batches != self._end:
+        while count.micro_batches != self._last_useful:
             if count.micro_batches not in self.least:
                 options, plan = self._look_at(count)
                 # That nothing fits is the answer. Another number, whose graph may have to be captured first, decides by how much alone.
@@ -239,11 +239,11 @@ class _MicroBatchSearch:
             return (), None
         # At the first number it was looked for already.
         if self.states_fit and number != self.numbers.first.workload.accumulate:
-            found = _unlimited_best_if_fits(count, self.search, self.say, known)
-            if found is not None:
-                self._keep_unlimited(found, count)
+            unlimited = _unlimited_best_if_fits(count, self.search, self.say, known)
+            if unlimited is not None:
+                self._keep_unlimited(unlimited, count)
                 if self.free is not None:
-                    return (), found[1]
+                    return (), unlimited[1]
         self.seen.append(count)
         plan: Plan | None = None
         if self.numbers.several:
@@ -262,15 +262,15 @@ class _MicroBatchSearch:
             count.bounding.networks.clear()
         return [mesh for mesh in count.options if least[mesh] < self.known * (1 - TIE)], plan
 
-    def _keep_unlimited(self, found: tuple[Planner, Plan], count: MicroBatchCandidate) -> None:
+    def _keep_unlimited(self, unlimited: tuple[Planner, Plan], count: MicroBatchCandidate) -> None:
         """Keep the best plan of any memory of a number, which fits. Neither recomputation nor, as a rule, more micro-batches would help."""
-        self.best = found
-        least = found[0].value(found[1]) * (1 - TIE)
+        self.best = unlimited
+        least = unlimited[0].value(unlimited[1]) * (1 - TIE)
         holds = not self.numbers.several or count.bounding is count.plain
         if holds or all(self._bound_on(mesh, count) >= least for mesh in count.options):
-            self.free = found
+            self.free = unlimited
 
-    def _between(self, room: float, options: Sequence[DeviceMesh], most: int) -> None:
+    def _look_near(self, room: float, options: Sequence[DeviceMesh], most: int) -> None:
         """Look at up to `most` numbers of all that divide the samples, those first that leave about as much room as it takes. A number is
         left out where the fastest plan of a divisor of it is no better than what is known."""
         # By ratio: with room for 8, the numbers 4 and 16 are equally near.
@@ -283,7 +283,7 @@ class _MicroBatchSearch:
                 self._look_at(MicroBatchCandidate.of(planner, fewer))
 
     def _may_be_better(self, number: int) -> bool:
-        end = self._end
+        end = self._last_useful
         return (
             number not in self.least
             and self._bound_of(number) < self.known * (1 - TIE)
@@ -318,7 +318,7 @@ class _MicroBatchSearch:
         """The plan with a bound that holds for every number of micro-batches that the request admits."""
         if not (self.numbers.several and plan.fits and planner.objective() == "time") or plan.bound is None:
             return planner, plan
-        value, end = planner.value(plan), self._end
+        value, end = planner.value(plan), self._last_useful
         # Multiples of `end` need no bound of their own: none is better than the plan of any memory that fits at `end`.
         every = [n for n in divisors(self.numbers.last) if not (end and n % end == 0 and n not in self.bounds)]
         bound = min(plan.bound, value, *(self._bound_of(n) for n in every)) if every else plan.bound
@@ -387,24 +387,24 @@ def _unlimited_best_if_fits(
 def _search_exactly(
     seen: Sequence[MicroBatchCandidate],
     best: tuple[Planner, Plan] | None,
-    found: tuple[Planner, Plan] | None,
+    chosen: tuple[Planner, Plan] | None,
     bounds: dict[int, float],
     search: MeshSearch,
     say: Progress,
 ) -> tuple[Planner, Plan]:
-    """The best plan over the numbers that were looked at, searched exactly, the most promising number first. `found` is the best plan
+    """The best plan over the numbers that were looked at, searched exactly, the most promising number first. `chosen` is the best plan
     of a further number. What is proven of a number raises its `bounds`. Raises NoPlanFits."""
     refused: NoPlanFits | None = None
     known = best[0].value(best[1]) * (1 + TIE) if best else np.inf
     # The number of the best plan first: its exact value makes the searches of the others short.
     for count in sorted(seen, key=lambda c: best is None or c.planner is not best[0]):
-        below = min(known, found[0].value(found[1])) if found and found[1].fits else known
+        below = min(known, chosen[0].value(chosen[1])) if chosen and chosen[1].fits else known
         number = count.micro_batches
         # A number is closed if its bound reaches what is known, or if proofs may take no more work.
         closed = bounds.get(number, 0.0) >= below * (1 - TIE) or (
             number in bounds and count.planner.work.remaining <= 0
         )
-        if best is not None and closed and (found is not None or count.planner is not best[0]):
+        if best is not None and closed and (chosen is not None or count.planner is not best[0]):
             continue
         try:
             plan = search(count.planner, count.options, say, below=below)
@@ -414,15 +414,15 @@ def _search_exactly(
             continue
         if plan.fits:
             bounds[number] = max(bounds.get(number, 0.0), plan.bound or 0.0)
-        if found is None or _is_better((count.planner, plan), found):
-            found = count.planner, plan
+        if chosen is None or _is_better((count.planner, plan), chosen):
+            chosen = count.planner, plan
     # An exact search below the best value may end without a plan: then the best one stands.
-    if best is not None and (found is None or not found[1].fits):
+    if best is not None and (chosen is None or not chosen[1].fits):
         return best
-    if found is None:
+    if chosen is None:
         assert refused is not None
         raise refused
-    return found
+    return chosen
 
 
 def _is_better(one: tuple[Planner, Plan], other: tuple[Planner, Plan]) -> bool:

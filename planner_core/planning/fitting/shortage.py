@@ -46,8 +46,8 @@ MOSTLY = 0.5
 BUFFERS, NEARLY = 0.02, 1.1
 """If the peak of the plan of least memory is above its sum by more than the share BUFFERS, and its sum is at most NEARLY of the budget,
 plans without gathered weights are looked at."""
-TOLD, LEAST = 0.02, 2**24
-"""Such tensors are told from this share of a plan's peak on, and from so many bytes on."""
+MIN_SHARE, MIN_BYTES = 0.02, 2**24
+"""Tensors that are not in the planned memory are named from this share of a plan's peak on, and from so many bytes on."""
 
 
 def least_state_bytes(planner: Planner) -> int:
@@ -109,13 +109,13 @@ def searched_plans(planner: Planner) -> Sentence:
     Example: "any plan of one stage", or "any plan of one stage with TAP, in one micro-batch, recompute=none". Nobody looks at stages where
     a plan of one stage does not fit a stated budget, so that the sentence must not speak of all plans.
     """
-    asked, method = planner.request, METHODS[planner.request.method]
+    request, method = planner.request, METHODS[planner.request.method]
     bounds: list[str | Term] = [] if method is METHODS[EXACT.name] else [f"with {method.title}"]
-    bounds += [Sentence("on ", named("mesh", asked.mesh))] if asked.mesh else []
+    bounds += [Sentence("on ", named("mesh", request.mesh))] if request.mesh else []
     if not planner.counts_open:
         count = planner.workload.accumulate
         bounds.append("in one micro-batch" if count == 1 else f"in {count:,} micro-batches")
-    bounds += [named("recompute", asked.recompute)] if asked.recompute != "auto" else []
+    bounds += [named("recompute", request.recompute)] if request.recompute != "auto" else []
     return Sentence("any plan of one stage", " " * bool(bounds), Sentence.from_list(", ", bounds))
 
 
@@ -159,32 +159,32 @@ def _bytes_of_tensors(plan: Plan, graph: Graph) -> dict[str, int]:
     rows = tensors_at_peak(plan.blocks, graph, cost_model_of(plan))
     whole = next((h for h in rows if not h.block and h.shape in shapes), None)
     logits = f"the logits of {_tokens_of_logits(whole):,} tokens x {whole.shape[-1]:,} words" if whole else "the logits"
-    for held in rows:
-        of_logits = not held.block and (held.shape in shapes or held.op in losses)
-        name = logits if of_logits else FILLERS[held.kind]
-        sizes[name] = sizes.get(name, 0) + held.total_bytes
+    for tensor in rows:
+        of_logits = not tensor.block and (tensor.shape in shapes or tensor.op in losses)
+        name = logits if of_logits else FILLERS[tensor.kind]
+        sizes[name] = sizes.get(name, 0) + tensor.total_bytes
     return sizes
 
 
 def note_memory(plan: Plan, planner: Planner) -> tuple[Note, ...]:
     """A note about what fills the memory of a plan that does not fit."""
-    told = "" if plan.fits else describe_memory(plan, planner.graph, planner.budget)
-    return (Note(told),) if told else ()
+    filled = "" if plan.fits else describe_memory(plan, planner.graph, planner.budget)
+    return (Note(filled),) if filled else ()
 
 
 def _logit_shapes(graph: Graph) -> set[tuple[int, ...]]:
     """The shapes of the logits of a loss, as they are made and as the loss takes them."""
-    found = {op.inputs[0] for op in graph.top.ops if operator(op.fn).is_logits_loss}
-    roots = {root(graph.top, v) for v in found}
+    logits = {op.inputs[0] for op in graph.top.ops if operator(op.fn).is_logits_loss}
+    roots = {root(graph.top, v) for v in logits}
     casts = {op.inputs[0] for op in graph.top.ops if roots & {root(graph.top, v) for v in op.outputs}}
-    every = [v for i, v in enumerate(graph.top.values) if i in found | roots or i in casts]
-    words = {v.meta.shape[-1] for i, v in enumerate(graph.top.values) if i in found}
+    every = [v for i, v in enumerate(graph.top.values) if i in logits | roots or i in casts]
+    words = {v.meta.shape[-1] for i, v in enumerate(graph.top.values) if i in logits}
     return {v.meta.shape for v in every if len(v.meta.shape) > 1 and v.meta.shape[-1] in words}
 
 
-def _tokens_of_logits(held: PeakTensor) -> int:
+def _tokens_of_logits(logits: PeakTensor) -> int:
     """Tokens whose logits one GPU holds in one tensor."""
-    return max(1, held.num_bytes // (ITEM_BYTES[held.dtype] * held.shape[-1]))
+    return max(1, logits.num_bytes // (ITEM_BYTES[logits.dtype] * logits.shape[-1]))
 
 
 def needed_and_available(needed: float, budget: float) -> Sentence:
@@ -282,8 +282,8 @@ def idle_axes(plan: Plan, graph: Graph) -> list[int]:
 def needs_buffers(answer: Answer, budget: float) -> bool:
     """Whether the network's sum of the least memory nearly fits, and its peak is well above the sum. Buffers for gathered weights may
     be why: the sum does not hold them."""
-    held = memory_bytes(answer.smallest) if answer.smallest else float("inf")
-    return held <= budget * NEARLY and answer.least_memory > held * (1 + BUFFERS)
+    sum_bytes = memory_bytes(answer.smallest) if answer.smallest else float("inf")
+    return sum_bytes <= budget * NEARLY and answer.least_memory > sum_bytes * (1 + BUFFERS)
 
 
 def note_meshes_left_out(plan: Plan, wide: TooWide | None) -> Plan:
@@ -304,7 +304,7 @@ def refuse_or_least_memory(
     wide: TooWide | None,
     bound: float,
 ) -> Plan:
-    """What `choose_mesh` gives or raises if no plan fits on the meshes. `least`: what was found of least memory."""
+    """What `choose_mesh` gives or raises if no plan fits on the meshes. `least`: the answer of least memory, and its problem."""
     # A search below a known value does not look for the least memory, so it has none to tell.
     if below < float("inf"):
         raise NoPlanFits(f"no plan that fits is better than {below:.4g}", bound=min(below, bound))
@@ -355,31 +355,33 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem, bo
 
 def note_uncounted_memory(plan: Plan, graph: Graph) -> tuple[str, ...]:
     """A note about the operator that takes most bytes of constants that are not in the planned memory, if these are many of the peak's."""
-    taken, op, largest = max(_uncounted_by_op(plan, graph), key=lambda found: found[0], default=(0, None, None))
-    if op is None or largest is None or taken < max(LEAST, TOLD * plan.cost.memory_bytes["peak"]):
+    num_bytes, op, largest = max(
+        _uncounted_by_op(plan, graph), key=lambda uncounted: uncounted[0], default=(0, None, None)
+    )
+    if op is None or largest is None or num_bytes < max(MIN_BYTES, MIN_SHARE * plan.cost.memory_bytes["peak"]):
         return ()
     shape = " x ".join(f"{n:,}" for n in largest.meta.shape)
     return (
-        f"a constant that the model computes is not in the planned memory: {taken / 2**30:.2f} GiB per GPU at {op.name} alone "
+        f"a constant that the model computes is not in the planned memory: {num_bytes / 2**30:.2f} GiB per GPU at {op.name} alone "
         f"({largest.meta.dtype}, {shape} on all GPUs together)",
     )
 
 
 def _uncounted_by_op(plan: Plan, graph: Graph) -> Iterator[tuple[int, Op, Value]]:
     """For each operator that takes such tensors: their bytes on one GPU, and the largest of them."""
-    for label, way in plan.blocks.items():
+    for label, plan_of_block in plan.blocks.items():
         block = block_of(graph, label)
         for op in block.ops:
-            found: dict[int, tuple[int, Value]] = {}
-            for value, edge in zip(op.inputs, way.sites[op.name].inputs, strict=True):
-                made = block.values[value]
+            constants: dict[int, tuple[int, Value]] = {}
+            for value, edge in zip(op.inputs, plan_of_block.sites[op.name].inputs, strict=True):
+                operand = block.values[value]
                 # The memory walk counts what the top block computes (`cost.memory.storages`).
                 counted = not label and block.values[root(block, value)].computed
-                if made.kind == "constant" and not counted:
-                    part = math.prod(local_shape(made.meta.shape, edge.dst.forward, plan.mesh.axis_sizes))
-                    found[root(block, value)] = (part * ITEM_BYTES[made.meta.dtype], made)
-            if found:
-                yield sum(n for n, _ in found.values()), op, max(found.values(), key=lambda f: f[0])[1]
+                if operand.kind == "constant" and not counted:
+                    part = math.prod(local_shape(operand.meta.shape, edge.dst.forward, plan.mesh.axis_sizes))
+                    constants[root(block, value)] = (part * ITEM_BYTES[operand.meta.dtype], operand)
+            if constants:
+                yield sum(n for n, _ in constants.values()), op, max(constants.values(), key=lambda f: f[0])[1]
 
 
 def note_host_wait(plan: Plan) -> tuple[str, ...]:

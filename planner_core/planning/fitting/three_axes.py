@@ -55,13 +55,13 @@ def meshes_of_three(planner: Planner, *, short: bool = False) -> list[DeviceMesh
     )
     if not free or (not short and (n <= FEW or planner.workload.graph_batch >= n)):
         return []
-    found = []
+    shapes = []
     for inner in (node, node // 2, *((node // 4,) if short else ())):
         if inner > 1 and n % inner == 0:
             # Example: 512 GPUs, inner 8, rest 64: 4 x 16 and 8 x 8. In 2 x 32 the second is 16 times as long, and 16 x 4 has it shorter.
             rest = n // inner
-            found += [(a, rest // a, inner) for a in divisors(rest)[1:-1] if a <= rest // a <= UNEVEN * a]
-    return [DeviceMesh(axis_names(3), sizes) for sizes in found]
+            shapes += [(a, rest // a, inner) for a in divisors(rest)[1:-1] if a <= rest // a <= UNEVEN * a]
+    return [DeviceMesh(axis_names(3), sizes) for sizes in shapes]
 
 
 def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
@@ -72,29 +72,29 @@ def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
         return plan
     known = plan.cost.gpu_time_s if plan.fits else float("inf")
     try:
-        found = choose_mesh(planner, options, say, below=known)
+        on_three = choose_mesh(planner, options, say, below=known)
     except NoPlanFits:
         return plan
-    better = (not found.fits, found.cost.step_time_s) < (not plan.fits, plan.cost.step_time_s)
+    better = (not on_three.fits, on_three.cost.step_time_s) < (not plan.fits, plan.cost.step_time_s)
     if not better:
         return plan
     # The space is that of both searches, so the lower of the two bounds holds.
-    bound = None if plan.bound is None or found.bound is None else min(plan.bound, found.bound)
-    return replace(found, optimal=found.optimal and plan.optimal, bound=bound)
+    bound = None if plan.bound is None or on_three.bound is None else min(plan.bound, on_three.bound)
+    return replace(on_three, optimal=on_three.optimal and plan.optimal, bound=bound)
 
 
 def note_fewer_gpus(
-    planner: Planner, plan: Plan, asked: Request, source: GraphSource, say: Progress
+    planner: Planner, plan: Plan, stated: Request, source: GraphSource, say: Progress
 ) -> tuple[str, ...]:
     """Return a note if a part of the cluster would be faster than a plan in which GPUs do the same work.
 
-    Where an outer axis has copies, operators see the rest of the mesh as one axis; that part has two of its own. `asked` and `source`:
+    Where an outer axis has copies, operators see the rest of the mesh as one axis; that part has two of its own. `stated` and `source`:
     the request as it was given and where its graphs come from, since `planner` has the number of micro-batches that suits all GPUs.
     """
     used = plan.mesh.num_devices // replicated_gpus(plan)
     if planner.request.mesh or not plan.fits or used == plan.mesh.num_devices:
         return ()
-    found: dict[str, Plan] = {}
+    plan_by_part: dict[str, Plan] = {}
     timed = planner.request.method == EXACT.name and plan.objective == "time"
     most = plan.cost.step_time_s * (1 - GAIN) if timed else math.inf
     for gpus in (used * more for more in PARTS):
@@ -106,13 +106,15 @@ def note_fewer_gpus(
                     f"{gpus:,} of these GPUs alone ({' x '.join(str(level.size) for level in reversed(part.levels))})"
                 )
                 # Without accumulate: 16 samples go one at a time where 13 GPUs do the same work, and two at a time to 8.
-                request = replace(asked, batch=planner.request.batch, cluster=part)
-                found[name] = choose_micro_batches(
+                request = replace(stated, batch=planner.request.batch, cluster=part)
+                plan_by_part[name] = choose_micro_batches(
                     request, source, say, search=partial(_best_below, most), like=planner
                 )[1]
-                if timed and found[name].fits:
-                    most = min(most, found[name].cost.step_time_s)  # the best part is told of
-    name, best = min(found.items(), key=lambda item: (not item[1].fits, item[1].cost.step_time_s), default=("", plan))
+                if timed and plan_by_part[name].fits:
+                    most = min(most, plan_by_part[name].cost.step_time_s)  # the best part is told of
+    name, best = min(
+        plan_by_part.items(), key=lambda item: (not item[1].fits, item[1].cost.step_time_s), default=("", plan)
+    )
     best_s, step_s = best.cost.step_time_s, plan.cost.step_time_s
     if not best.fits or best_s > step_s * (1 - GAIN):
         return ()

@@ -161,16 +161,16 @@ class Layout:
         check_micro_batches(cut, micro_batches)
         return cut
 
-    def count_micro_batches(self, batch: int, beside: int, micro_batch: int | None = None) -> int:
+    def count_micro_batches(self, batch: int, of_chosen: int, micro_batch: int | None = None) -> int:
         """The micro-batches of a step of `batch` samples, of which a rank computes `micro_batch` at once. Raises InputError if these do not
         divide the batch.
 
         Where nobody states their size, a layout with stages takes one sample, since its ranks stand idle less with many micro-batches. Any
-        other has as many as the plan `beside` it. Example: 64 samples on dp=4,tp=2,pp=2 are 16 micro-batches; 2 would leave it idle a
-        third of the step.
+        other has as many as the chosen plan, `of_chosen`. Example: 64 samples on dp=4,tp=2,pp=2 are 16 micro-batches; 2 would leave it
+        idle a third of the step.
         """
         if micro_batch is None:
-            return batch // self.data if self.pp > 1 and batch % self.data == 0 else beside
+            return batch // self.data if self.pp > 1 and batch % self.data == 0 else of_chosen
         each = micro_batch * self.data
         if batch % each:
             ranks = f"{self.data} data-parallel ranks take at once with "

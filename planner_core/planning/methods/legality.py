@@ -54,16 +54,16 @@ def undecided_fault(problem: Problem, layout: Layout) -> str:
     if group is None:
         return f"the operators of {problem.coarse.graph.name} cannot follow {layout} together"
     op = next((op for op in group.ops if _joins_samples_and_tokens(group.block, op)), group.ops[0])
-    given, result = (list(group.block.values[values[0]].meta.shape) for values in (op.inputs, op.outputs))
+    shape, result = (list(group.block.values[values[0]].meta.shape) for values in (op.inputs, op.outputs))
     where = f"{op.name} of {group.block.name}" if group.block.name else op.name
     why = ", which puts the tokens of all samples in one row" if _joins_samples_and_tokens(group.block, op) else ""
-    return f"no way to run {where} ({given} to {result}{why}) follows {layout} after what runs before it"
+    return f"no way to run {where} ({shape} to {result}{why}) follows {layout} after what runs before it"
 
 
 def _joins_samples_and_tokens(block: Block, op: Op) -> bool:
     """Whether an operator is a view that makes one dim of the samples and their tokens."""
-    given, result = (block.values[values[0]].meta.shape if values else () for values in (op.inputs, op.outputs))
-    return len(given) > len(result) > 0 and given[0] > 1 and result[0] == given[0] * given[1]
+    shape, result = (block.values[values[0]].meta.shape if values else () for values in (op.inputs, op.outputs))
+    return len(shape) > len(result) > 0 and shape[0] > 1 and result[0] == shape[0] * shape[1]
 
 
 def unsearchable_faults(graph: Graph, layout: Layout, *, of_any_samples: bool = False) -> list[Fault]:

@@ -41,7 +41,7 @@ class Method:
     """What it minimises (see `OBJECTIVES`); None: what the request asks for."""
     zero: int = 3
     """The highest ZeRO stage of its space."""
-    own_stage: int | None = None
+    usual_stage: int | None = None
     """The same where the request's space holds this stage or a higher one: the stage in which such a layout is usually run (Megatron-LM
     with its distributed optimizer). None: `zero` everywhere."""
     uniform: bool = False
@@ -66,7 +66,7 @@ class Method:
 
     def highest_stage(self, zero: int | None) -> int:
         """The highest ZeRO stage of its space, where the request asks for the stage `zero` (None: the search chooses it)."""
-        return self.zero if self.own_stage is None else min(self.own_stage, max(ZERO) if zero is None else zero)
+        return self.zero if self.usual_stage is None else min(self.usual_stage, max(ZERO) if zero is None else zero)
 
     def describe_aim(self, objective: str) -> str | None:
         """What its plans make least where the request asks for `objective`: `least bytes`. None where that is the step's time."""

@@ -53,6 +53,7 @@ class SplitWork(Restriction):
             heavy = [i for i, op in enumerate(s.ops) if operator(op.fn).kind in FLOPS_BOUND_KINDS]
             split = np.array([all(row[i].splits_work for i in heavy) for row in s.rows], dtype=bool)
             ok = np.asarray(split[node.index].all(axis=1))
+            # A product whose dims do not divide the axes keeps all its rows: without them the model would have no plan at all.
             if heavy and ok.any():
                 net.factors.append(allow_only(name, ok))
 

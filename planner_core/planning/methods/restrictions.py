@@ -67,8 +67,8 @@ class AxisRules(Restriction):
     exempt: frozenset[int] = field(default=frozenset(), kw_only=True)
     """Ids of the parameters that pass in every state."""
     _samples: dict[str, SampleDims] = field(default_factory=dict, init=False, repr=False)  # by block
-    _given: dict[str, DimByValue] = field(default_factory=dict, init=False, repr=False)
-    _fed: dict[str, frozenset[int]] = field(default_factory=dict, init=False, repr=False)
+    _input_dims: dict[str, DimByValue] = field(default_factory=dict, init=False, repr=False)
+    _stream_values: dict[str, frozenset[int]] = field(default_factory=dict, init=False, repr=False)
 
     def apply(self, block: str, net: Network) -> None:
         """Add a factor that forbids the states that fail a test."""
@@ -103,6 +103,7 @@ class AxisRules(Restriction):
     def _of_parameter(self, axis: int, reader: Kind | None) -> PairTest | None:
         """The test of a parameter on an axis; None if it may have every state. `reader`: the kind of product that reads it."""
         test, runs = self.parameters[axis], self._kinds_on(axis).get(reader) if reader else None
+        # Experts over ranks use their weights where they are, whatever stage the axis has for other weights.
         if runs and runs.weights:
             return runs.weights
         return test if test is not is_used_in_parts or reader else None
@@ -125,6 +126,7 @@ class AxisRules(Restriction):
                 return False
             if test is not is_batch_split and self._takes_part_of_stream(where, op, row):
                 return False
+            # Without sequence parallelism a norm or a sum of the stream runs whole on every tensor rank, as Megatron-LM runs it.
             if test is is_unsplit and not free and row.name != "R" and self._meets_stream(where, op):
                 return False
             for v, pair in zip(op.outputs, row.outputs, strict=True):
@@ -138,26 +140,27 @@ class AxisRules(Restriction):
         return True
 
     def _samples_of(self, where: Block, net: Network) -> SampleDims:
-        if not self._given:
-            self._given.update(input_sample_dims(self.graph))
+        if not self._input_dims:
+            self._input_dims.update(input_sample_dims(self.graph))
         if where.name not in self._samples:
-            self._samples[where.name] = find_sample_dims(where, net, self._given.get(where.name, {}))
+            self._samples[where.name] = find_sample_dims(where, net, self._input_dims.get(where.name, {}))
         return self._samples[where.name]
 
     def _takes_part_of_stream(self, where: Block, op: Op, row: Row) -> bool:
         """Whether a layer with a weight reads some features of each token of the residual stream."""
         if operator(op.fn).kind is not Kind.PRODUCT or all(where.values[v].kind != "parameter" for v in op.inputs):
             return False
-        if where.name not in self._fed:
-            self._fed[where.name] = self._values_of_stream(where)
-        fed = self._fed[where.name]
+        if where.name not in self._stream_values:
+            self._stream_values[where.name] = self._values_of_stream(where)
+        of_stream = self._stream_values[where.name]
         return any(
-            v in fed and pair[0] == Shard(len(where.values[v].meta.shape) - 1)
+            v in of_stream and pair[0] == Shard(len(where.values[v].meta.shape) - 1)
             for v, pair in zip(op.inputs, row.inputs, strict=True)
         )
 
     def _values_of_stream(self, where: Block) -> frozenset[int]:
         """The values of a block that are computed of the residual stream without a product between: what norms make of it."""
+        # Seeds are what enters the block: a product's result may have the stream's shape too, and its layers may be cut by features.
         results = {v for op in where.ops for v in op.outputs}
         stream = {
             i for i, v in enumerate(where.values) if i not in results and v.kind == "activation" and self._in_stream(v)

@@ -344,11 +344,11 @@ class _BlockReader:
             self.styles[scope] = ("vocabulary", "features")[weight.dim]
 
     def _read_linear(self, scope: str, site: SitePlan) -> None:
-        (given, weight), result = site.inputs[:2], site.outputs[0]
+        (read_input, weight), result = site.inputs[:2], site.outputs[0]
         a = self.axis
         split = weight.dst.forward[a]
         if not isinstance(split, Shard):
-            if isinstance(given.dst.forward[a], Shard):
+            if isinstance(read_input.dst.forward[a], Shard):
                 self._add_note("runs on a part of its input in the plan, on all of it here", scope)
         elif split != weight.src.forward[a]:
             self._add_note("split where it runs in the plan, whole here", scope)
@@ -360,7 +360,7 @@ class _BlockReader:
             delivered = result.dst.forward[a]
             self.sequence |= isinstance(delivered, Shard)
             # An input that arrives in parts as the columns left it closes the pair; one that was moved between is cut for this layer alone.
-            if self._open and given.src.forward[a] == given.dst.forward[a]:
+            if self._open and read_input.src.forward[a] == read_input.dst.forward[a]:
                 self._close_group(scope)
             else:
                 self.styles[scope] = "sliced"

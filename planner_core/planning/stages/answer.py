@@ -64,11 +64,11 @@ def why_no_stages(chosen: Plan, shown: Iterable[Plan]) -> str:
     The search ends before all degrees are tried, so it does not say that there is none."""
     if chosen.fits and chosen.pipeline is not None:
         return f"none was found that is quicker than {chosen.name}, which has stages"
-    found = "no quicker plan with stages was found" if chosen.fits else "no plan with stages that fits was found"
+    verdict = "no quicker plan with stages was found" if chosen.fits else "no plan with stages that fits was found"
     step_s = chosen.cost.step_time_s if chosen.fits else math.inf
     better = (p.name for p in shown if p.pipeline is not None and p.fits and p.cost.step_time_s < step_s)
     known = next(better, None)
-    return f"{found} but {known}" if known else found
+    return f"{verdict} but {known}" if known else verdict
 
 
 def limit_gap_to_one_stage(plan: Plan) -> Plan:
@@ -114,8 +114,8 @@ def _add_notes(staged: StagedPlan, chosen: Plan, tool: str | None = None, more: 
         step, known = (time_amount(p.cost.step_time_s) for p in (plan, chosen))
         other = "the best plan of one stage" if chosen.pipeline is None else chosen.name
         gain = Sentence("a step of ", step, f", where {other} takes ", known)
-    told = Sentence(" that ", tool_term(tool), " can be told") if tool else Sentence()
-    gap = Sentence("the best found with stages", told)
+    of_tool = Sentence(" that ", tool_term(tool), " can be told") if tool else Sentence()
+    gap = Sentence("the best found with stages", of_tool)
     if bound < plan.cost.step_time_s:
         above = f": at most {100 * (plan.cost.step_time_s / bound - 1):.2g} % above the best of the degrees that were looked at. "
         what = "a bound of each rank's time and memory, without most of its waits"

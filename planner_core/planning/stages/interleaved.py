@@ -47,7 +47,7 @@ def list_interleaved_cuts(
     """List the cuts that fit and may take less than `limit` seconds, with the costs of their stages: under each policy that into stages of
     equally many copies, and the best that moves of copies lead to."""
     even = np.array(even_copies(len(costs.kinds), degrees.ranks * degrees.virtual))
-    found = {}
+    costs_by_cut = {}
     for number in range(len(costs.policies)):
         search = _CopiesSearch(degrees, costs, number)
         # No moves help where no cut is quick enough, or where ranks that are as full as they may be lack room.
@@ -56,8 +56,8 @@ def list_interleaved_cuts(
         for copies in (even, search.improve(even)):
             if search.num_bytes(copies).max() <= costs.budget and search.seconds(copies).max() < limit:
                 cut = tuple(map(int, copies)), (PolicyMix(number, number),) * len(copies)
-                found[cut] = search.stage_costs(copies)
-    return list(found.items())
+                costs_by_cut[cut] = search.stage_costs(copies)
+    return list(costs_by_cut.items())
 
 
 class _CopiesSearch:
@@ -86,10 +86,10 @@ class _CopiesSearch:
 
     def _improve_once(self, copies: Ints, number: int) -> Ints | None:
         """The best cut in which a `number` of copies have moved, or twice as many; None if none is better."""
-        moved = self._moves(copies, number)
+        moved = self._list_moves(copies, number)
         better = self._best_of(copies, moved)
         if better is None and len(copies) <= MAX_FOR_PAIRS and len(moved):
-            better = self._best_of(copies, np.concatenate([self._moves(m, number) for m in moved]))
+            better = self._best_of(copies, np.concatenate([self._list_moves(m, number) for m in moved]))
         return better
 
     def _best_of(self, copies: Ints, moved: Ints) -> Ints | None:
@@ -105,7 +105,7 @@ class _CopiesSearch:
         best = int(np.lexsort(keys)[0])
         return every[best] if [key[best] for key in reversed(keys)] < [key[0] for key in reversed(keys)] else None
 
-    def _moves(self, copies: Ints, number: int) -> Ints:
+    def _list_moves(self, copies: Ints, number: int) -> Ints:
         """[cuts, stages] a `number` of copies of one stage given to another one. Of many stages only the rank that sets the pace gives."""
         stages = np.arange(len(copies))
         givers = stages[copies > number]  # a stage has at least one copy
