@@ -311,7 +311,7 @@ def _run_plan(args: argparse.Namespace) -> int:
 
 
 def _describe_file(file: str, plan: Plan, result: Result) -> str:
-    """Which plan was written, whether it fits, and how to verify it."""
+    """Return which plan was written, whether it fits, and how to verify it."""
     recommended, fastest = result.choice.recommended, result.choice.fastest
     name = plan.name
     if name != recommended:
@@ -332,7 +332,7 @@ def _write_trace(plan: Plan, graph: Graph, file: str) -> None:
 
 
 def _pick_plan(plans: Sequence[Plan], name: str) -> Plan:
-    """The plan of a report with this name. Raises InputError."""
+    """Return the plan of a report with this name. Raises InputError."""
     plan = next((p for p in plans if p.name == name), None)
     if plan is None:
         raise InputError(
@@ -367,7 +367,7 @@ def _verify_command(file: str, plan: Plan) -> str:
 
 
 def _user_code(plan: Plan) -> str | None:
-    """The Python file and function that build the plan's model; None if it is built from data."""
+    """Return the Python file and function that build the plan's model; None if it is built from data."""
     source = plan.model["config"].get("callable")
     return str(source) if source and not str(source).endswith(".pt2") else None
 

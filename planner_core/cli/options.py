@@ -55,7 +55,7 @@ def add_options(p: argparse._ActionsContainer, *names: str, **words: str) -> Non
 
 
 def _named_for_argparse(option: Option) -> Callable[[str], Any]:
-    """The parser of an option's text. argparse names the type by it: "invalid int value"."""
+    """Return the parser of an option's text. argparse names the type by it: "invalid int value"."""
 
     def parse(text: str) -> Any:
         return option.parse(text)
@@ -65,7 +65,7 @@ def _named_for_argparse(option: Option) -> Callable[[str], Any]:
 
 
 def options_given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """The options of these names that were given, or that the command sets."""
+    """Return the options of these names that were given, or that the command sets."""
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
@@ -85,12 +85,12 @@ def add_software(p: argparse.ArgumentParser) -> None:
 
 
 def name_flags(text: str) -> str:
-    """A sentence of the planner in the words of the command line: options by their flags."""
+    """Return a sentence of the planner in the words of the command line: options by their flags."""
     return text.worded(option_switch) if isinstance(text, Sentence) else text
 
 
 def name_flags_in_plan(plan: Plan) -> Plan:
-    """A plan whose notes name options by their flags."""
+    """Return a plan whose notes name options by their flags."""
     return replace(plan, notes=_name_flags_in_notes(plan.notes))
 
 
@@ -99,11 +99,11 @@ def _name_flags_in_notes(notes: Iterable[Note]) -> tuple[Note, ...]:
 
 
 def name_flags_in_result(result: Result) -> Result:
-    """A result whose notes, and those of its plans, name options by their flags."""
+    """Return a result whose notes, and those of its plans, name options by their flags."""
     plans = tuple(map(name_flags_in_plan, result.plans))
     return replace(result, plans=plans, notes=_name_flags_in_notes(result.notes))
 
 
 def shorten_words(text: str) -> str:
-    """A sentence in which very long words, which repeat the user's input, lose their middle."""
+    """Return a sentence in which very long words, which repeat the user's input, lose their middle."""
     return re.sub(r"(\S{60})\S{140,}", r"\1...", text)

@@ -58,7 +58,7 @@ def add_budget(p: argparse.ArgumentParser) -> None:
 
 
 def read_budget(args: argparse.Namespace) -> Budget | None:
-    """The tokens and the price from the options. Raises InputError."""
+    """Return the tokens and the price from the options. Raises InputError."""
     given = options_given(args, ("tokens", "price_per_gpu_hour"))
     if not given:
         return None
@@ -76,7 +76,7 @@ def read_budget(args: argparse.Namespace) -> Budget | None:
 
 
 def _name_flags(priced: PricedRun) -> PricedRun:
-    """The priced run with options in its sentences named by their flags."""
+    """Return the priced run with options in its sentences named by their flags."""
     return replace(
         priced,
         plan=priced.plan and name_flags_in_plan(priced.plan),

@@ -61,12 +61,12 @@ class Sentence(str):
 
     @classmethod
     def from_list(cls, separator: str, items: Iterable[str | Term]) -> Sentence:
-        """The items with a separator between them, as `str.join` joins text."""
+        """Return the items with a separator between them, as `str.join` joins text."""
         parts = [part for item in items for part in (separator, item)]
         return cls(*parts[1:])
 
     def worded(self, word: Callable[[Term], str]) -> str:
-        """The sentence with each term in the words of `word`."""
+        """Return the sentence with each term in the words of `word`."""
         return "".join(p if isinstance(p, str) else word(p) for p in self.parts)
 
     def to_json(self) -> list[str | list[Any]]:
@@ -76,7 +76,7 @@ class Sentence(str):
 
     @classmethod
     def from_json(cls, data: Iterable[str | list[Any]]) -> Sentence:
-        """The sentence of what `to_json` gave."""
+        """Return the sentence of what `to_json` gave."""
         return cls(*(p if isinstance(p, str) else Term(*p) for p in data))
 
 
@@ -173,7 +173,7 @@ class NoPlanFits(PlannerError):
         self.needed_bytes, self.bound, self.describe_memory = needed_bytes, bound, describe_memory
 
     def with_memory(self) -> NoPlanFits:
-        """The error with what fills the memory in its message. That takes a walk through every layer, so a search that tries another
+        """Return the error with what fills the memory in its message. That takes a walk through every layer, so a search that tries another
         plan after this one does without."""
         if self.describe_memory is None:
             return self

@@ -16,7 +16,7 @@ installed wheel it is inside `planner_core`."""
 
 
 def is_file(name: str | Path) -> bool:
-    """Whether `name` is a regular file. A pipe or a device, which may never end, is not; nor is a name that is too long."""
+    """Return whether `name` is a regular file. A pipe or a device, which may never end, is not; nor is a name that is too long."""
     try:
         # A name may be too long for the file system, or hold a zero byte: then `stat` raises.
         return Path(name).is_file()
@@ -25,7 +25,7 @@ def is_file(name: str | Path) -> bool:
 
 
 def is_folder(name: str | Path) -> bool:
-    """Whether a folder is there."""
+    """Return whether a folder is there."""
     try:
         return Path(name).is_dir()
     except (OSError, ValueError):
@@ -33,7 +33,7 @@ def is_folder(name: str | Path) -> bool:
 
 
 def path_exists(name: str | Path) -> bool:
-    """Whether anything is there."""
+    """Return whether anything is there."""
     try:
         return Path(name).exists()
     except (OSError, ValueError):

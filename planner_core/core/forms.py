@@ -32,7 +32,7 @@ MAX_LISTED_NAMES = 12
 def first_schema_fault(
     data: Any, form: str, where: str, expected: Mapping[str, str] | None = None, *, strict: bool = False
 ) -> str | None:
-    """A sentence about the first fault of `data`, which begins with `where`; None if `data` has the form.
+    """Return a sentence about the first fault of `data`, which begins with `where`; None if `data` has the form.
 
     `form`: the schema's name (`cluster`, `gpu`, `plan`). `expected`: replaces the schema's own text for fields at the top level.
     `strict`: 8.0 is not an integer.
@@ -47,7 +47,8 @@ def first_schema_fault(
 
 
 def _report_order(error: Any) -> int:
-    """The order in which faults are reported: unknown fields first, since a misspelled field is also missing; missing fields last."""
+    """Return the order in which faults are reported: unknown fields first, since a misspelled field is also missing; missing fields
+    last."""
     if error.validator == "additionalProperties":
         return 0
     return 2 if error.validator in ("required", "oneOf") else 1
@@ -55,7 +56,7 @@ def _report_order(error: Any) -> int:
 
 @cache
 def _build_validator(form: str, strict: bool) -> Any:
-    """A validator that takes only whole integers and finite numbers."""
+    """Return a validator that takes only whole integers and finite numbers."""
     from jsonschema.validators import Draft202012Validator, extend
     from referencing import Registry, Resource
 
@@ -111,7 +112,7 @@ def _unknown_field(instance: Mapping[str, Any], known: Mapping[str, Any]) -> str
 
 
 def _one_of_fields(error: Any, what: str) -> str:
-    """The sentence if exactly one of several fields is needed."""
+    """Return the sentence if exactly one of several fields is needed."""
     names = [branch["required"][0] for branch in error.validator_value]
     given = [n for n in names if n in error.instance]
     problem = f"{' and '.join(given)} are both given" if given else f"{names[0]} is missing"
@@ -133,13 +134,13 @@ def _shorten_message(text: str) -> str:
 
 
 def short(value: Any) -> str:
-    """A value as text, without its middle if it is long."""
+    """Return a value as text, without its middle if it is long."""
     text = json.dumps(value) if isinstance(value, str | list | dict) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def nearest(text: str, names: Sequence[str]) -> str:
-    """The end of a sentence about an unknown name: the names that may be meant."""
+    """Return the end of a sentence about an unknown name: the names that may be meant."""
     # A beginning is meant before letters alike: h200 is h200-sxm, although b200 has more of its letters in proportion.
     begins = [name for name in names if text and name.startswith(text.lower())]
     close = begins or get_close_matches(text.lower(), names, n=1, cutoff=0.4)

@@ -43,7 +43,7 @@ NO_GRADIENT = "no gradient to"
 
 
 def differentiable_inputs(inputs: Sequence[int], attrs: Mapping[str, Any]) -> list[int]:
-    """The operands of a call to which its backward gives a gradient, if they can have one."""
+    """Return the operands of a call to which its backward gives a gradient, if they can have one."""
     return [v for k, v in enumerate(inputs) if k not in attrs.get(NO_GRADIENT, ())]
 
 
@@ -208,7 +208,7 @@ class Graph:
 
 
 def root(block: Block, value: int) -> int:
-    """The value whose memory `value` shares, through views of views."""
+    """Return the value whose memory `value` shares, through views of views."""
     while True:
         storage = block.values[value].storage
         if storage < 0 or storage == value:
@@ -217,7 +217,7 @@ def root(block: Block, value: int) -> int:
 
 
 def with_result_as_output(graph: Graph) -> Graph:
-    """The graph with the model's result (its loss) as the output of the top block."""
+    """Return the graph with the model's result (its loss) as the output of the top block."""
     last = graph.top.items[-1] if graph.top.items else None
     if graph.top.outputs or last is None:
         return graph
@@ -225,14 +225,14 @@ def with_result_as_output(graph: Graph) -> Graph:
 
 
 def join_name(prefix: str, name: str) -> str:
-    """The full name of a part of a called block: `layers.0` + `attn.q/linear`, `layers.0` + `/add`."""
+    """Return the full name of a part of a called block: `layers.0` + `attn.q/linear`, `layers.0` + `/add`."""
     if not prefix or not name:
         return prefix or name
     return prefix + name if name.startswith("/") else f"{prefix}.{name}"
 
 
 def unfold(graph: Graph) -> Graph:
-    """The same model with every call written out: one flat top block."""
+    """Return the same model with every call written out: one flat top block."""
     values = list(graph.top.values)
     items: list[Op | Call] = []
     names = {v.name: i for i, v in enumerate(values) if v.kind == "parameter"}

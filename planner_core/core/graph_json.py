@@ -13,7 +13,7 @@ GRAPH_SCHEMA = "shardscope.graph/1"
 
 
 def eval_dim(text: int | str, batch: int, seq: int) -> int:
-    """A stored dimension as a number: an int, or `[coef*][b*][s][+const]`."""
+    """Return a stored dimension as a number: an int, or `[coef*][b*][s][+const]`."""
     if isinstance(text, int):
         return text
     # A pattern instead of `eval`: a snapshot is outside input. Example: "4*b*s+1" with b = 2, s = 8 is 4 * 16 + 1 = 65.
@@ -41,7 +41,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
 
 
 def graph_from_json(data: Mapping[str, Any], *, batch: int | None = None, seq: int | None = None) -> Graph:
-    """The graph for the given workload (default: the snapshot's own). Raises InputError for a bad file."""
+    """Return the graph for the given workload (default: the snapshot's own). Raises InputError for a bad file."""
     if data.get("schema") != GRAPH_SCHEMA:
         raise InputError(f"graph schema {data.get('schema')!r} is not {GRAPH_SCHEMA!r}; capture the model again")
     workload = {"batch": batch or data["workload"]["batch"], "seq": seq or data["workload"]["seq"]}

@@ -106,7 +106,7 @@ def mesh_shapes(num_devices: int) -> list[tuple[int, ...]]:
 
 
 def axis_names(num_axes: int) -> tuple[str, ...]:
-    """The names of the axes, by position. They are only names: any axis may shard the batch, weights or tokens."""
+    """Return the names of the axes, by position. They are only names: any axis may shard the batch, weights or tokens."""
     return {
         1: ("world",),
         2: ("data", "tensor"),

@@ -79,18 +79,18 @@ def format_placements(placements: Iterable[Placement]) -> str:
 
 
 def parse_placements(text: str) -> Placements:
-    """The inverse of `format_placements`."""
+    """Return the inverse of `format_placements`."""
     return tuple(parse_placement(part) for part in text.split(","))
 
 
 def parse_state(text: str) -> State:
-    """The inverse of `str(state)`."""
+    """Return the inverse of `str(state)`."""
     forward, _, gradient = text.partition("|")
     return State(parse_placements(forward), parse_placements(gradient))
 
 
 def local_shape(shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that one device holds. Raises ShardingError if a dim cannot be sharded evenly."""
+    """Return the shape that one device holds. Raises ShardingError if a dim cannot be sharded evenly."""
     local = list(shape)
     for placement, size in zip(placements, sizes, strict=True):
         if isinstance(placement, Shard):
@@ -104,7 +104,7 @@ def local_shape(shape: tuple[int, ...], placements: Placements, sizes: tuple[int
 
 
 def largest_local_shape(shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape on the device that holds most. A dim that has no equal parts is cut as `torch.chunk` does.
+    """Return the shape on the device that holds most. A dim that has no equal parts is cut as `torch.chunk` does.
 
     Example: 10 rows over 4 devices are 3, 3, 3 and 1, so the largest part has 3.
     """
@@ -132,7 +132,7 @@ def needs_uneven_split(shape: tuple[int, ...], segments: Mapping[int, tuple[int,
 def unevenly_split_dims(
     shape: tuple[int, ...], forms: Iterable[Placements], sizes: tuple[int, ...]
 ) -> dict[int, tuple[int, ...]]:
-    """The dims that one of the placements cuts into parts of different length, each with its whole extent."""
+    """Return the dims that one of the placements cuts into parts of different length, each with its whole extent."""
     return {
         p.dim: (shape[p.dim],)
         for placements in forms

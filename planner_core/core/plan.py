@@ -188,26 +188,26 @@ class Pipeline:
         return self.schedule in ("zb", "zbv")
 
     def rank_of(self, stage: int) -> int:
-        """The group that runs a stage: stages go round, but in `zbv` there and back (a V)."""
+        """Return the group that runs a stage: stages go round, but in `zbv` there and back (a V)."""
         turn, at = divmod(stage, self.ranks)
         # Example: 3 ranks and 6 stages. Round: 0 1 2 0 1 2. In a V: 0 1 2 2 1 0.
         return self.ranks - 1 - at if self.schedule == V_SHAPED and turn % 2 else at
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that a group runs, in order of the model."""
+        """Return the stages that a group runs, in order of the model."""
         return tuple(s for s in range(len(self.copies)) if self.rank_of(s) == rank)
 
     def call_range(self, stage: int) -> tuple[int, int]:
-        """The first call of a stage, and the first one behind it."""
+        """Return the first call of a stage, and the first one behind it."""
         before = sum(self.copies[:stage])
         return before, before + self.copies[stage]
 
     def reads(self, stage: int, weight: str) -> bool:
-        """Whether a stage reads a weight, by its name in the whole model."""
+        """Return whether a stage reads a weight, by its name in the whole model."""
         return any(weight == part or weight.startswith(f"{part}.") for part in self.parts[stage])
 
     def stages_that_read(self, names: Sequence[str]) -> tuple[int, ...]:
-        """The stages that read a weight which has these names (tied weights have several)."""
+        """Return the stages that read a weight which has these names (tied weights have several)."""
         return tuple(s for s in range(len(self.parts)) if any(self.reads(s, name) for name in names))
 
 
@@ -276,7 +276,7 @@ class Cost:
         return self.compute_time_s - self.host_wait_s
 
     def seconds(self, objective: str) -> float:
-        """The seconds that a search for an objective minimises: the GPU's part of the step, or the communication alone."""
+        """Return the seconds that a search for an objective minimises: the GPU's part of the step, or the communication alone."""
         return self.comm_time_s if objective == "communication" else self.gpu_time_s
 
     def collectives(self) -> dict[str, dict[str, dict[str, int]]]:
@@ -388,15 +388,15 @@ class Plan:
         return max((e.chunks for b in self.blocks.values() for s in b.sites.values() for e in s.outputs), default=1)
 
     def site_plans(self) -> dict[str, SitePlan]:
-        """How every operator of the unfolded model runs, by its call site."""
+        """Return how every operator of the unfolded model runs, by its call site."""
         return {join_name(p, n): s for b in self.blocks.values() for p in b.prefixes for n, s in b.sites.items()}
 
     def param_plans(self) -> dict[str, ParamPlan]:
-        """The plan of every parameter of the unfolded model, by its name."""
+        """Return the plan of every parameter of the unfolded model, by its name."""
         return {join_name(p, n): s for b in self.blocks.values() for p in b.prefixes for n, s in b.params.items()}
 
     def kept_sites(self) -> frozenset[str]:
-        """The call sites of the unfolded model whose results are kept although their block is recomputed."""
+        """Return the call sites of the unfolded model whose results are kept although their block is recomputed."""
         return frozenset(join_name(p, n) for b in self.blocks.values() for p in b.prefixes for n in b.kept)
 
     @property
@@ -437,8 +437,8 @@ def glob_name(prefixes: tuple[str, ...]) -> str:
 
 
 def block_patterns(plan: Plan) -> dict[str, str]:
-    """A pattern for the copies of each block variant, by label: `layers.*`. No two patterns are equal. Two variants of one block differ
-    in their numbers (`layers.*[1]`). Variants of two blocks whose copies have the same names differ in their labels
+    """Return a pattern for the copies of each block variant, by label: `layers.*`. No two patterns are equal. Two variants of one block
+    differ in their numbers (`layers.*[1]`). Variants of two blocks whose copies have the same names differ in their labels
     (`layers.*[Narrow#1]`)."""
     labels: dict[str, list[str]] = {}
     for label, block in plan.blocks.items():
@@ -453,7 +453,7 @@ def block_patterns(plan: Plan) -> dict[str, str]:
 
 
 def params_by_pattern(plan: Plan) -> dict[str, ParamPlan]:
-    """The plan of every parameter, by name pattern."""
+    """Return the plan of every parameter, by name pattern."""
     patterns = block_patterns(plan)
     return {
         ".".join(filter(None, (patterns[label], name))): param

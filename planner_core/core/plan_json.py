@@ -188,7 +188,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
 
 
 def _plan_faults(plan: Plan) -> Iterator[str]:
-    """The faults that a schema cannot express: all placements must be of the plan's mesh."""
+    """Yield the faults that a schema cannot express: all placements must be of the plan's mesh."""
     axes, costs = len(plan.mesh.axis_sizes), plan.cost
     if len(plan.mesh.axis_names) != axes or len(set(plan.mesh.axis_names)) != axes:
         yield f"mesh axes {list(plan.mesh.axis_names)} do not name {axes} axes of sizes {list(plan.mesh.axis_sizes)}"
@@ -243,7 +243,7 @@ def _pipeline_cost_from_json(data: Mapping[str, Any] | None) -> PipelineCost | N
 
 
 def _stage_faults(plan: Plan) -> Iterator[str]:
-    """The faults of a plan's stages that a schema cannot express."""
+    """Yield the faults of a plan's stages that a schema cannot express."""
     cut, cost = plan.pipeline, plan.cost.pipeline
     if (cut is None) != (cost is None):
         yield "it has stages without their cost, or a cost of stages that it does not have"

@@ -349,7 +349,7 @@ def fold(
 def _resolve_request(
     model: Any, inputs: Any, cluster: ClusterLike, options: Mapping[str, Any]
 ) -> tuple[Request, Graph | None]:
-    """The request; and the graph, if the model is not one that the command line takes as MODEL. Raises InputError."""
+    """Return the request; and the graph, if the model is not one that the command line takes as MODEL. Raises InputError."""
     _check_options(options)
     there = load_cluster(cluster)
     where = cluster if isinstance(cluster, str) else there.to_json()
@@ -409,7 +409,7 @@ _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: 
 
 
 def _graph_dtype(graph: Graph) -> str:
-    """The dtype in which a graph's model computes. Raises InputError if a plan cannot compute in it."""
+    """Return the dtype in which a graph's model computes. Raises InputError if a plan cannot compute in it."""
     dtype = graph.main_dtype or "float32"
     if dtype not in DTYPES:
         raise InputError(

@@ -110,8 +110,8 @@ def choose_step(
     like: Planner | None = None,
     show_first: Callable[[Plan], None] = lambda plan: None,
 ) -> Draft:
-    """The planner and the best plan on meshes of two axes: the number of micro-batches, the mesh, what is recomputed, and every placement.
-    `like`: an earlier planner of the same model, whose graphs serve again. `show_first` gets the first plan that is known.
+    """Return the planner and the best plan on meshes of two axes: the number of micro-batches, the mesh, what is recomputed, and every
+    placement. `like`: an earlier planner of the same model, whose graphs serve again. `show_first` gets the first plan that is known.
 
     Raises PlannerError, and NoPlanFits if no plan fits the memory budget that the user gave.
     """
@@ -148,12 +148,12 @@ def close_gap(draft: Draft) -> tuple[Draft, str]:
 
 
 def _is_no_worse(plan: Plan, known: Plan) -> bool:
-    """Whether a plan can take the place of a known one, which a search for a proof need not meet again."""
+    """Return whether a plan can take the place of a known one, which a search for a proof need not meet again."""
     return plan.fits and plan.cost.seconds(known.objective) <= known.cost.seconds(known.objective) * (1 + TIE)
 
 
 def _raise_bound(known: Plan, other: Plan) -> Plan:
-    """The known plan with the higher bound of the two: both bounds are of the same request, and of plans of one stage."""
+    """Return the known plan with the higher bound of the two: both bounds are of the same request, and of plans of one stage."""
     bounds = [p.bound for p in (known, other) if p.bound is not None and known.pipeline is None]
     return replace(known, bound=max(bounds)) if bounds else known
 
@@ -198,7 +198,7 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
 
 
 def note_whole_batch(plan: Plan, graph: Graph) -> tuple[str, ...]:
-    """A sentence about a model without a loss of its own whose plan gives an operator the samples of all ranks.
+    """Return a sentence about a model without a loss of its own whose plan gives an operator the samples of all ranks.
 
     A loss is one number, whoever computes it. Any other result would be that of all samples, where the caller brought a rank's own, so a
     run refuses such a call (`runtime.bound_call`). Example: an embedding that is split by its width looks up the tokens of all ranks.
@@ -223,7 +223,7 @@ def note_whole_batch(plan: Plan, graph: Graph) -> tuple[str, ...]:
 
 
 def _has_samples(value: Value, graph: Graph) -> bool:
-    """Whether an input has the samples of the planned batch in its first dim. A buffer of the same length is not an input."""
+    """Return whether an input has the samples of the planned batch in its first dim. A buffer of the same length is not an input."""
     return value.meta.shape[:1] == (graph.workload["batch"],) and not value.name.startswith("buffer:")
 
 
@@ -403,7 +403,7 @@ def plan_model(
 
 
 def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Result:
-    """The result with plans with stages as its last ones, and with the planners of their numbers of micro-batches."""
+    """Return the result with plans with stages as its last ones, and with the planners of their numbers of micro-batches."""
     added = tuple(staged)
     if added:  # "at most 15 % above the best there is" would be untrue beside a plan of a quarter of its step
         # Nor does "does not fit" hold of an answer that fits: it stands with the plan of one stage, whose note it is.
@@ -435,7 +435,7 @@ def add_stages(result: Result, progress: Progress | None = None) -> Result:
 
 
 def prove(result: Result, progress: Progress | None = None) -> Result:
-    """The result with its gap closed as far as a gap can be closed, which may take a minute: what `Request.prove` does, after the answer.
+    """Return the result with its gap closed as far as a gap can be closed, which may take a minute: as `Request.prove`, after the answer.
 
     A page shows `result` at once, and what this returns when it is there. The plan is the same or a better one, and its bound is not
     lower. A result that is proven, or of which no plan fits, is returned as it is.
@@ -493,7 +493,7 @@ def compare_methods(request: Request, progress: Progress | None = None, graph: G
 
 
 def _as_comparison(method: Method, plan: Plan, exact: Mapping[str, Plan]) -> Plan:
-    """A method's plan for the comparison: it has the method's name, and a note about what its restrictions cost."""
+    """Return a method's plan for the comparison: it has the method's name, and a note about what its restrictions cost."""
     if method.objective is None:
         return replace(plan, name=f"least {plan.objective}")
     admits = Note(f"{method.title}: {method.words}", NoteKind.METHOD)

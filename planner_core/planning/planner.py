@@ -93,7 +93,7 @@ USABLE_MEMORY = timing().usable_memory
 
 
 def usable_bytes(gpu_memory_bytes: int, request: Request) -> float:
-    """Bytes per GPU that a plan may take: the user's budget, or the GPU's memory less the share that the simulation does not count."""
+    """Return the bytes per GPU that a plan may take: the user's budget, or the GPU's memory less what the simulation does not count."""
     return gpu_memory_bytes * USABLE_MEMORY if request.memory_gb is None else int(request.memory_gb * 1e9)
 
 
@@ -131,20 +131,20 @@ class Planner:
         return usable_bytes(self.cluster.gpu.memory_bytes, self.request)
 
     def changed(self, **fields: Any) -> Planner:
-        """The same planner with other `fields`, and with nothing kept of what was built for the old ones."""
+        """Return the same planner with other `fields`, and with nothing kept of what was built for the old ones."""
         return replace(self, networks={}, problems={}, runs={}, operators={}, **fields)
 
     def separate(self) -> Planner:
-        """The same planner for another thread: what a search changes is its own, so that a planner that several keep is a value."""
+        """Return the same planner for another thread: what a search changes is its own, so that a planner that several keep is a value."""
         return self.changed(clock=self.clock.copy(), work=replace(self.work), graphs=self.graphs.copy())
 
     def objective(self, method: Method | None = None) -> str:
-        """What the method minimises; the request's method if none is given."""
+        """Return what the method minimises; the request's method if none is given."""
         return (method or METHODS[self.request.method]).objective or self.request.objective
 
     def builders(self, method: Method, mesh: DeviceMesh) -> list[Callable[[], Problem]]:
-        """What builds the method's problems on one mesh: one, or for the exact search of a tool one for each layout that the tool can be
-        told. Empty if the method does not suit the mesh. Each raises TooWide."""
+        """Return what builds the method's problems on one mesh: one, or for the exact search of a tool one for each layout that the tool
+        can be told. Empty if the method does not suit the mesh. Each raises TooWide."""
         if method.name == EXACT.name and self.spaces:
             there = [
                 s
@@ -206,7 +206,7 @@ class Planner:
     def _problem_of(
         self, model: CostModel, restrict: Restriction | None, uniform: bool, *, at_least: bool = False
     ) -> Problem:
-        """The network of a cost model. `at_least`: its sums of memory are of no plan above the simulated peak."""
+        """Return the network of a cost model. `at_least`: its sums of memory are of no plan above the simulated peak."""
         # The names of axes say what a plan does with them: layouts and searches that differ in them alone have one network.
         key = replace(model, mesh=DeviceMesh(axis_names(len(model.mesh.axis_sizes)), model.mesh.axis_sizes))
         if restrict is None and (key, uniform, at_least) in self.problems:
@@ -240,8 +240,8 @@ class Planner:
     def solve(
         self, problem: Problem, objective: str, limits: SearchLimits = TO_THE_END, rough: Answer | None = None
     ) -> Answer:
-        """The best assignment whose simulated peak is within the budget (`fit_simulated_memory`). `rough`: the answer of a search without
-        proof. Proofs form no more points than the request has left."""
+        """Return the best assignment whose simulated peak is within the budget (`fit_simulated_memory`). `rough`: the answer of a search
+        without proof. Proofs form no more points than the request has left."""
         limits = replace(limits, max_open_gap=self.effort.gap, of_sums=self.effort.of_sums)
         limits = replace(limits, prove=limits.prove and self.work.remaining > 0, points=self.work)
         with self.clock("search"):
@@ -262,12 +262,12 @@ class Planner:
         return tool_spaces(self.request.tool, self.cluster, self.request.seq, self.request.batch)
 
     def of_space(self, space: Space, uniform: bool = False, at_least: bool = False) -> Problem:
-        """The folded cost network of one combination of degrees. Raises TooWide."""
+        """Return the folded cost network of one combination of degrees. Raises TooWide."""
         build = functools.partial(self.problem, space.mesh, space.restriction(self.graph), uniform=uniform, usual=True)
         return build(stages=space.stages, joined=space.joined, pipe=space.pipe, at_least=at_least)
 
     def stated(self, layout: Layout) -> Plan:
-        """The plan of a layout that somebody runs. Raises InputError if the model cannot follow it."""
+        """Return the plan of a layout that somebody runs. Raises InputError if the model cannot follow it."""
         plan = self.of_layout(layout)
         if plan is None:
             reasons = [str(fault) for fault in operator_faults(self.graph, layout)] or [
@@ -277,7 +277,7 @@ class Planner:
         return plan
 
     def of_layout(self, layout: Layout, name: str = STATED) -> Plan | None:
-        """The plan of a layout, None if it has none. Where the fastest does not fit, each recomputation of all blocks is looked at."""
+        """Return the plan of a layout, None if it has none. Where the fastest does not fit, each recomputation of all blocks is tried."""
         plan = self._fastest_of_layout(layout, name)
         if plan is None or plan.fits or self.workload.recompute != "auto":
             return plan
@@ -302,7 +302,7 @@ class Planner:
     def plan(
         self, problem: Problem, answer: Answer, name: str, method: str, objective: str, pipeline: Pipeline | None = None
     ) -> Plan:
-        """The answer as a plan; with `pipeline` as one of these stages, each on the problem's mesh."""
+        """Return the answer as a plan; with `pipeline` as one of these stages, each on the problem's mesh."""
         assert answer.assignment is not None
         blocks = make_block_plans(problem, answer.assignment)
         # with the real links, also if the plan was chosen by volume
@@ -335,7 +335,7 @@ class Planner:
         )
 
     def value(self, plan: Plan) -> float:
-        """The value by which the request's method compares a plan: seconds of its objective; if it counts volume, at the same links
+        """Return the value by which the request's method compares a plan: seconds of its objective; if it counts volume, at the same links
         everywhere. It is the value that the search gives."""
         method, cost = METHODS[self.request.method], plan.cost
         if method.by_volume:
@@ -347,12 +347,12 @@ class Planner:
 
 
 def _without_zero(model: CostModel) -> CostModel:
-    """The same model with no word of ZeRO or recomputation: what blocks share is the same at every stage, and kept and recomputed."""
+    """Return the same model with no word of ZeRO or recomputation: what blocks share is the same at every stage and recomputation."""
     return replace(model, stages=(), workload=replace(model.workload, zero=0, recompute="none"))
 
 
 def _with_equal_links(model: CostModel) -> CostModel:
-    """The same model where a byte costs the same on every axis."""
+    """Return the same model where a byte costs the same on every axis."""
     links = tuple(volume_link(link.size) for link in model.links)
     return replace(
         model, links=links, joint_links=tuple((axes, volume_link(link.size)) for axes, link in model.joint_links)
@@ -360,7 +360,7 @@ def _with_equal_links(model: CostModel) -> CostModel:
 
 
 def recomputation_of(blocks: Mapping[str, BlockPlan]) -> str:
-    """The recomputation of a plan's repeated blocks: "none", "full" or another policy; "auto" if they differ."""
+    """Return the recomputation of a plan's repeated blocks: "none", "full" or another policy; "auto" if they differ."""
     policies = {b.recompute for label, b in blocks.items() if label} or {"none"}
     return policies.pop() if len(policies) == 1 else "auto"
 
@@ -384,7 +384,7 @@ def prepare_planner(
     effort: Effort = THOROUGH,
     like: Planner | None = None,
 ) -> Planner:
-    """The planner of a request: all that does not depend on the mesh.
+    """Return the planner of a request: all that does not depend on the mesh.
 
     `like`: another planner of the same model, with which it shares the clock and the graphs; of the same effort also what is left of the
     work for proofs. Raises InputError.
@@ -443,7 +443,7 @@ def _check_memory(request: Request, cluster: Cluster) -> None:
 
 
 def _model_dtype(graph: Graph, asked: str | None) -> str | None:
-    """The dtype in which a model that a function or an exported program gives computes. For a model from a config: None, since an
+    """Return the dtype in which a model that a function or an exported program gives computes. For a model from a config: None, since an
     option sets it.
 
     Raises InputError if the user asks for another dtype.
@@ -462,7 +462,7 @@ def _model_dtype(graph: Graph, asked: str | None) -> str | None:
 
 
 def candidate_meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
-    """The mesh asked for, or every factorisation into at most two axes (of three: `fitting.three_axes`); for a tool what it can be told."""
+    """Return the mesh asked for, or every factorisation into at most two axes (of three: `fitting.three_axes`); for a tool its own."""
     n = cluster.num_gpus
     if request.mesh:
         return [parse_mesh(request.mesh, n)]
@@ -471,7 +471,7 @@ def candidate_meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
 
 
 def with_recompute(planner: Planner, recompute: str) -> Planner:
-    """The same planner with another choice of recomputation. It shares `runs` and `operators`, which hold blocks kept and recomputed."""
+    """Return the same planner with another choice of recomputation. It shares `runs` and `operators`, which hold blocks of both kinds."""
     changed = planner.changed(
         request=replace(planner.request, recompute=recompute), workload=replace(planner.workload, recompute=recompute)
     )
@@ -479,13 +479,13 @@ def with_recompute(planner: Planner, recompute: str) -> Planner:
 
 
 def with_free_tokens(planner: Planner) -> Planner:
-    """A planner whose networks hold the plans of all numbers of samples that divide its own (`ops.free_tokens`): for bounds alone."""
+    """Return a planner whose networks hold the plans of all numbers of samples that divide its own (`ops.free_tokens`): only for bounds."""
     changed = planner.changed(strategies=free_tokens(planner.strategies), tokens_are_free=True)
     return replace(changed, operators=planner.operators)
 
 
 def with_zero(planner: Planner, zero: int) -> Planner:
-    """The same planner with another ZeRO stage that weights may have. It shares `runs` and `operators`, which do not depend on it."""
+    """Return the same planner with another ZeRO stage that weights may have. It shares `runs` and `operators`, the same for all stages."""
     changed = planner.changed(
         request=replace(planner.request, zero=zero), workload=replace(planner.workload, zero=zero)
     )
@@ -493,5 +493,5 @@ def with_zero(planner: Planner, zero: int) -> Planner:
 
 
 def replace_request(planner: Planner, **changes: Any) -> Planner:
-    """The same planner for another request of the same model, cluster and workload."""
+    """Return the same planner for another request of the same model, cluster and workload."""
     return replace(planner, request=replace(planner.request, **changes))

@@ -118,7 +118,7 @@ class Request(Software):
         check_options(self, (f.name for f in fields(self) if f.name in OPTIONS))
 
     def workload(self) -> Workload:
-        """The workload, as far as it is known without the model's graph: what is not asked for counts 1."""
+        """Return the workload, as far as it is known without the model's graph: what is not asked for counts 1."""
         micro_batches = 1 if self.accumulate is None else self.accumulate
         stage = max(ZERO) if self.zero is None else self.zero
         return Workload(
@@ -188,7 +188,7 @@ class Clock:
         self._since = 0.0
 
     def copy(self) -> Clock:
-        """A clock of its own with the seconds so far, outside of every part."""
+        """Return a clock of its own with the seconds so far, outside of every part."""
         clock = Clock()
         clock.seconds.update(self.seconds)
         return clock

@@ -154,7 +154,7 @@ class Result:
     """By the samples of a global micro-batch: the planner of each plan with another number of micro-batches than the chosen one."""
 
     def of_plan(self, plan: Plan) -> Result:
-        """The same result with the request, the graph and the groups of a plan's own number of micro-batches.
+        """Return the same result with the request, the graph and the groups of a plan's own number of micro-batches.
 
         A baseline stands at the number at which it is best. With one sample of a micro-batch the graph has other rows than with two,
         so that neither its price nor its simulation can be read from the chosen plan's graph."""
@@ -162,7 +162,7 @@ class Result:
         return self if planner is None else self.of_planner(planner)
 
     def of_planner(self, planner: Planner) -> Result:
-        """The same result with the request, the graph and the groups of another planner."""
+        """Return the same result with the request, the graph and the groups of another planner."""
         return replace(
             self,
             request=planner.request,
@@ -215,7 +215,7 @@ class Result:
 
 
 def _choose_among_ties(result: Result) -> Choice:
-    """The ties of the fastest plan among the plans that fit. Under another objective than time none is looked for. A plan
+    """Return the ties of the fastest plan among the plans that fit. Under another objective than time none is looked for. A plan
     for a tool is recommended as it is: the tool runs it, and may not run the others."""
     tool, staged = result.request.tool, result.staged
     if staged is None and not result.best.fits:
@@ -263,7 +263,8 @@ def _choose_asked(result: Result, asked: Plan, aim: str) -> Choice:
 
 
 def _find_missing_evidence(choice: Choice, result: Result) -> str:
-    """Why no measured run tells the doubt between the fastest plan and its ties, or without ties and the next one; empty if some do."""
+    """Return why no measured run tells the doubt between the fastest plan and its ties, or without ties and the next one; empty if some
+    do."""
     names = {choice.fastest, *(t.name for t in choice.ties)}
     compared = [p for p in result.plans if p.name in names]
     if not choice.ties:
@@ -273,7 +274,7 @@ def _find_missing_evidence(choice: Choice, result: Result) -> str:
 
 
 def _ties_of(fastest: Plan, result: Result) -> tuple[Tie, ...]:
-    """The plans that are predicted slower than the fastest one by less than the doubt about the two, by rising time."""
+    """Return the plans that are predicted slower than the fastest one by less than the doubt about the two, by rising time."""
     ties = []
     for plan in result.plans:
         doubt = doubt_between(fastest, plan, result.cluster)
@@ -286,14 +287,14 @@ def _ties_of(fastest: Plan, result: Result) -> tuple[Tie, ...]:
 
 
 def doubt_between(one: Plan, other: Plan, cluster: Cluster) -> float:
-    """The share by which the predicted steps of two plans may differ and still be a tie."""
+    """Return the share by which the predicted steps of two plans may differ and still be a tie."""
     both = math.hypot(time_sigma(one, cluster), time_sigma(other, cluster))
     # expm1 turns the difference of logarithms into a share: 6.7 % of ln are 6.9 %.
     return min(math.expm1(Z_NINE_IN_TEN * both), MOST_DOUBT)
 
 
 def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
-    """The candidates of every repeated block on the tensor axis, which is the last axis of the chosen mesh, or all GPUs of a node.
+    """Return the candidates of every repeated block on the tensor axis, which is the last axis of the chosen mesh, or all GPUs of a node.
     The other GPUs shard the batch."""
     n, size = planner.cluster.num_gpus, planner.cluster.levels[0].size
     if len(chosen.mesh.axis_sizes) > 1:
@@ -331,5 +332,5 @@ def _dropped_by_reason(candidates: Iterable[Candidates], budget: float) -> dict[
 
 
 def _unknown_sites(planner: Planner) -> tuple[str, ...]:
-    """The call sites of operators without a rule, as "block:site"."""
+    """Return the call sites of operators without a rule, as "block:site"."""
     return tuple(f"{block}:{site}" if block else site for block, s in planner.strategies.items() for site in s.unknown)

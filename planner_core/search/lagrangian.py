@@ -75,7 +75,7 @@ def least_value_bound(problems: Iterable[Problem], kind: str) -> float:
 
 
 def memory_bytes(a: Assignment) -> float:
-    """Bytes per GPU when the forward pass ends or when the backward pass ends, whichever is more."""
+    """Return the bytes per GPU when the forward pass ends or when the backward pass ends, whichever is more."""
     return float(max(a.totals[FORWARD], a.totals[BACKWARD]))
 
 
@@ -107,11 +107,11 @@ class _BudgetedSearch:
         self.objective_at_bound = self.objective
 
     def is_over(self) -> bool:
-        """Whether the search may end here: it is asked to stop, or no plan is good enough."""
+        """Return whether the search may end here: it is asked to stop, or no plan is good enough."""
         return self.limits.stop() or self.bound > self.limits.abandon_above
 
     def is_high_enough(self, highest: float) -> bool:
-        """Whether a search for a bound only may end here, where prices can raise it to at most `highest`."""
+        """Return whether a search for a bound only may end here, where prices can raise it to at most `highest`."""
         gap = self.limits.max_open_gap if self.limits.bound_only else 0.0
         return gap > 0 and highest <= min(self.bound * (1 + gap), self.limits.abandon_above)
 

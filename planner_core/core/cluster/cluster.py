@@ -74,17 +74,17 @@ class Cluster:
         return math.prod(inner.size for inner in self.levels[:level])
 
     def with_memory(self, memory_bytes: int) -> Cluster:
-        """The same cluster of GPUs with another memory size."""
+        """Return the same cluster of GPUs with another memory size."""
         if memory_bytes <= 0:
             raise InputError(f"memory per GPU is {memory_bytes} bytes, but must be positive; give for example 80e9")
         return replace(self, gpu=replace(self.gpu, memory_bytes=memory_bytes))
 
     def with_bandwidth(self, factor: float, level: int | None = None) -> Cluster:
-        """The same cluster with `factor` times the bandwidth on one level, or on all."""
+        """Return the same cluster with `factor` times the bandwidth on one level, or on all."""
         return self._scale_levels("unit_bytes_per_s", factor, level)
 
     def with_latency(self, factor: float, level: int | None = None) -> Cluster:
-        """The same cluster with `factor` times the latency on one level, or on all."""
+        """Return the same cluster with `factor` times the latency on one level, or on all."""
         return self._scale_levels("latency_s", factor, level)._scale_levels("tree_latency_s", factor, level)
 
     def _scale_levels(self, field: str, factor: float, level: int | None) -> Cluster:
@@ -133,7 +133,7 @@ class Cluster:
 
 
 def _cluster_from_json(data: Mapping[str, Any], where: str, name: str) -> Cluster:
-    """A cluster from data that has its form. Raises InputError for faults that a schema cannot express."""
+    """Return a cluster from data that has its form. Raises InputError for faults that a schema cannot express."""
     gpu = gpu_from_json(data["gpu"], where)
     levels = tuple(_level_from_json(row, i, gpu, where) for i, row in enumerate(data["levels"]))
     cluster = Cluster(data.get("name", name), gpu, levels, data.get("description", ""))
@@ -151,7 +151,7 @@ def _cluster_from_json(data: Mapping[str, Any], where: str, name: str) -> Cluste
 
 @cache
 def cluster_names() -> tuple[str, ...]:
-    """The clusters that come with the project."""
+    """Return the clusters that come with the project."""
     return tuple(sorted(path.stem for path in (ASSETS / "clusters").glob("*.json")))
 
 
@@ -237,7 +237,7 @@ def _known_cluster_resized(name: str) -> tuple[str, dict[str, str]]:
 
 
 def split_size(name: str) -> tuple[str, dict[str, str]]:
-    """The known cluster that `name` states in another size, and the changes to that size: 2x8-h100 and nodes=4, gpus=8 of 4x8-h100.
+    """Return the known cluster that `name` states in another size, and the changes to that size: 2x8-h100 and nodes=4, gpus=8 of 4x8-h100.
 
     A known name, and one that is of no known cluster, is returned as it is. Raises InputError for a size that no cluster has.
     """
@@ -251,7 +251,7 @@ def split_size(name: str) -> tuple[str, dict[str, str]]:
 
 
 def _apply_changes(name: str, changes: str) -> Cluster:
-    """The cluster with changes such as `nodes=4,inter=400,gpu=h200-sxm`. The links get the latencies that belong to the new GPU."""
+    """Return the cluster with changes such as `nodes=4,inter=400,gpu=h200-sxm`. The links get the latencies that belong to the new GPU."""
     where = f"cluster {name}:{changes[:80]}"
     given = _parse_changes(changes, where)
     data = _read_json(ASSETS / "clusters" / f"{name}.json" if name in cluster_names() else Path(name))
@@ -287,7 +287,7 @@ def _apply_changes(name: str, changes: str) -> Cluster:
 
 
 def _gpu_data(name: str) -> Any:
-    """A GPU's name, or the content of its file, which calibration may have written."""
+    """Return a GPU's name, or the content of its file, which calibration may have written."""
     if not name.endswith(".json"):
         return name
     data = _read_json(Path(name))
@@ -298,7 +298,7 @@ def _gpu_data(name: str) -> Any:
 
 
 def _parse_changes(changes: str, where: str) -> dict[str, str]:
-    """The changes by name. Raises InputError for an unknown one."""
+    """Return the changes by name. Raises InputError for an unknown one."""
     by_name: dict[str, str] = {}
     for part in changes.split(","):
         key, _, text = (word.strip() for word in part.partition("="))
@@ -311,7 +311,7 @@ def _parse_changes(changes: str, where: str) -> dict[str, str]:
 
 
 def _parse_change(key: str, text: str, where: str) -> float:
-    """The number of a change. Counts are whole numbers."""
+    """Return the number of a change. Counts are whole numbers."""
     count = key in ("nodes", "gpus")
     try:
         value = float(text)
@@ -342,7 +342,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _level_from_json(data: Mapping[str, Any], index: int, gpu: Gpu, where: str) -> Level:
-    """A level of links. Figures that the data does not have are those measured with this GPU."""
+    """Return a level of links. Figures that the data does not have are those measured with this GPU."""
     measured = gpu.collectives
     latency, tree, efficiency = 0.0, 0.0, 1.0
     if measured is not None:
@@ -366,5 +366,5 @@ def _level_from_json(data: Mapping[str, Any], index: int, gpu: Gpu, where: str) 
 
 
 def _convert_units(data: Mapping[str, Any], units: Mapping[str, float]) -> float:
-    """The value of the one field of `units` that is given, converted to the first of these units."""
+    """Return the value of the one field of `units` that is given, converted to the first of these units."""
     return next(float(data[key]) * unit for key, unit in units.items() if key in data)

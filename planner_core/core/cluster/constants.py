@@ -23,6 +23,6 @@ class Timing:
 
 @cache
 def timing() -> Timing:
-    """The constants that come with the project."""
+    """Return the constants that come with the project."""
     data = json.loads((ASSETS / "timing.json").read_text(encoding="utf-8"))
     return Timing(**{f.name: float(data[f.name]["value"]) for f in fields(Timing)})

@@ -75,7 +75,7 @@ class Gpu:
         return "bfloat16" if self.flops_per_s("bfloat16") >= self.flops_per_s("float16") else "float16"
 
     def to_json(self) -> dict[str, Any]:
-        """The content of a GPU's file."""
+        """Return the content of a GPU's file."""
         return {
             "name": self.name,
             "peak_flops": dict(self.peak_flops),
@@ -90,7 +90,7 @@ class Gpu:
 
 @cache
 def gpu_names() -> tuple[str, ...]:
-    """The GPUs that come with the project."""
+    """Return the GPUs that come with the project."""
     return tuple(sorted(path.stem for path in (ASSETS / "hardware").glob("*.json")))
 
 
@@ -117,7 +117,7 @@ def load_gpu(name: str) -> Gpu:
 
 
 def gpu_from_json(data: Any, where: str) -> Gpu:
-    """A GPU by its name, or from data whose form was checked. Raises InputError for a name that does not exist."""
+    """Return a GPU by its name, or from data whose form was checked. Raises InputError for a name that does not exist."""
     if isinstance(data, str):
         try:
             return load_gpu(data)

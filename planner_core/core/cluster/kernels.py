@@ -114,7 +114,7 @@ def host_link_from_json(data: Mapping[str, Any] | None) -> HostLink | None:
 def kernels_json(
     products: Products, attentions: Attentions, collectives: Collectives | None, host: HostLink | None
 ) -> dict[str, Any]:
-    """The groups of constants in the form of a GPU's file; those that are not known are left out."""
+    """Return the groups of constants in the form of a GPU's file; those that are not known are left out."""
     rates = {r.kernel: {"forward": r.forward, "backward": r.backward} for r in attentions.rates}
     measured = {"collectives": collectives, "host": host}
     return {

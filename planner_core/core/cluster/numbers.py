@@ -8,7 +8,7 @@ HALF_DTYPES = ("bfloat16", "float16")
 
 
 def slow_dtype_notes(gpu: Gpu, dtype: str) -> tuple[str, ...]:
-    """A sentence if products in a 16-bit `dtype` are slower on `gpu` than in the other one; none if they are not."""
+    """Return a sentence if products in a 16-bit `dtype` are slower on `gpu` than in the other one; none if they are not."""
     better = gpu.training_dtype
     if dtype not in HALF_DTYPES or gpu.flops_per_s(dtype) >= gpu.flops_per_s(better):
         return ()

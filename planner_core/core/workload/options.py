@@ -81,7 +81,7 @@ class Option:
         return f"--{self.flag or self.name.replace('_', '-')}"
 
     def parse(self, text: str) -> Any:
-        """The value that a text on the command line gives. Raises InputError, and ValueError for what is not a number."""
+        """Return the value that a text on the command line gives. Raises InputError, and ValueError for what is not a number."""
         if self.automatic and text == AUTO:
             return None
         if self.automatic and text not in map(str, self.choices):
@@ -116,7 +116,7 @@ def _count(
     most: int = MAX_COUNT,
     metavar: str | None = None,
 ) -> Option:
-    """An option that counts something."""
+    """Return an option that counts something."""
     # 10^9 is read at once, and 1000000000 is not.
     power = len(str(most)) - 1
     allowed = f"a positive number up to {f'10^{power}' if most == 10**power and power > 3 else most}"
@@ -315,7 +315,7 @@ OPTIONS: Mapping[str, Option] = {option.name: option for option in _ENTRIES}
 
 
 def named(name: str, *value: Any) -> Term:
-    """An option for a sentence of an error or a note, with a value if one is given; each user reads it in words of their own.
+    """Return an option for a sentence of an error or a note, with a value if one is given; each user reads it in words of their own.
 
     Example: `named("memory_gb", 40)` reads `memory_gb=40` in Python, `--memory-gb 40` on the command line, and on the page "memory per
     GPU of 37.3 GiB".
@@ -330,7 +330,7 @@ CHECKS = {"rules": "planner_core.verification.verify_rules", "fake": "ranks=None
 
 
 def named_check(check: str, ranks: int | None = None) -> Term:
-    """A check of a plan for a sentence: "ranks" (with their number), "fake" or "rules".
+    """Return a check of a plan for a sentence: "ranks" (with their number), "fake" or "rules".
 
     Example: `named_check("ranks", 4)` reads `ranks=4` in Python and `--ranks 4` in a command; `named_check("fake")` reads `ranks=None`
     and `--fake`.
@@ -340,12 +340,12 @@ def named_check(check: str, ranks: int | None = None) -> Term:
 
 
 def memory_amount(num_bytes: float, text: str) -> Term:
-    """Bytes of memory for a sentence, with the text in GiB, as all memory is written; the page has digits of its own."""
+    """Return the bytes of memory for a sentence, with the text in GiB, as all memory is written; the page has digits of its own."""
     return Term("bytes", "", num_bytes, text)
 
 
 def time_amount(seconds: float) -> Term:
-    """A time for a sentence: in Python milliseconds, or seconds from ten on; the page writes it as it writes all times."""
+    """Return a time for a sentence: in Python milliseconds, or seconds from ten on; the page writes it as it writes all times."""
     text = f"{seconds:.4g} s" if seconds >= 10 else f"{1e3 * seconds:.4g} ms"
     return Term("seconds", "", seconds, text)
 
@@ -357,7 +357,7 @@ def check_options(values: object, names: Iterable[str]) -> None:
 
 
 def option_switch(term: Term) -> str:
-    """A term of a sentence in the words of the command line."""
+    """Return a term of a sentence in the words of the command line."""
     if term.kind == "check":
         return f"--{term.name}" if term.value is None else f"--{term.name} {term.value}"
     if term.kind != "option":

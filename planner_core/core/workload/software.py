@@ -83,7 +83,7 @@ class Software:
     gradients: str | None = None
 
     def resolved(self) -> Stack:
-        """The stack with what is stated in place of its own. Raises InputError for a stack that does not exist."""
+        """Return the stack with what is stated in place of its own. Raises InputError for a stack that does not exist."""
         stack = load_stack(self.stack or USUAL_STACK)
         stated = {name: value for name in _OVERRIDES if (value := getattr(self, name)) is not None}
         return replace(stack, **stated) if stated else stack
@@ -106,7 +106,7 @@ def _load_stacks() -> Mapping[str, Mapping[str, Any]]:
 
 
 def stack_names() -> tuple[str, ...]:
-    """The stacks that come with the project."""
+    """Return the stacks that come with the project."""
     return tuple(_load_stacks())
 
 

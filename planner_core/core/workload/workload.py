@@ -93,18 +93,18 @@ class Workload(Software):
         return self.batch // self.accumulate
 
     def kept_item(self, item_bytes: int) -> int:
-        """Bytes per element of a stored parameter and of each moment. `item_bytes` is that of the compute dtype."""
+        """Return the bytes per element of a stored parameter and of each moment. `item_bytes` is that of the compute dtype."""
         # `max`: a float64 model in mixed precision keeps its 8 bytes, and does not shrink to float32.
         return max(item_bytes, FLOAT32_BYTES) if keeps_masters(self.optimizer, self.precision) else item_bytes
 
     def gradient_item(self, item_bytes: int) -> int:
-        """Bytes per element of a gradient while it is summed. `item_bytes` is that of the compute dtype."""
+        """Return the bytes per element of a gradient while it is summed. `item_bytes` is that of the compute dtype."""
         if self.gradients is None:
             return self.kept_item(item_bytes)
         return max(item_bytes, ITEM_BYTES[self.gradients])
 
     def updated_item(self, item_bytes: int) -> int:
-        """Bytes per element of a gradient that is summed, as the optimizer takes it. `item_bytes` is that of the compute dtype.
+        """Return the bytes per element of a gradient that is summed, as the optimizer takes it. `item_bytes` is that of the compute dtype.
 
         torch takes a gradient in its parameter's dtype only, so FSDP2 casts a sum in bfloat16 to the float32 of the parameter.
         """
@@ -112,13 +112,13 @@ class Workload(Software):
         return summed if self.resolved().keeps_sums else max(summed, self.kept_item(item_bytes))
 
     def summed_in(self, dtype: str) -> str:
-        """The dtype in which the gradient of a weight that computes in `dtype` is summed. A weight of another dtype than the workload's
-        keeps it."""
+        """Return the dtype in which the gradient of a weight that computes in `dtype` is summed. A weight of another dtype than the
+        workload's keeps it."""
         item = ITEM_BYTES[self.dtype]
         return "float32" if dtype == self.dtype and self.gradient_item(item) > item else dtype
 
     def moment_bytes(self, item_bytes: int) -> int:
-        """Bytes of the optimizer's moments per parameter element, wherever they are kept."""
+        """Return the bytes of the optimizer's moments per parameter element, wherever they are kept."""
         return OPTIMIZERS[self.optimizer] * self.kept_item(item_bytes)
 
     def to_json(self) -> dict[str, Any]:

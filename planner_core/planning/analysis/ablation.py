@@ -47,12 +47,12 @@ class AblationStep:
 
 
 def exact_step(best: Plan | None) -> AblationStep:
-    """The first step, in which nothing is forbidden: the planner's answer to the request."""
+    """Return the first step, in which nothing is forbidden: the planner's answer to the request."""
     return AblationStep("exact", DESCRIPTIONS["exact"], best)
 
 
 def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: None) -> list[AblationStep]:
-    """The steps below the exact search down to a method of the papers; the last is the method itself.
+    """Return the steps below the exact search down to a method of the papers; the last is the method itself.
 
     A search within a budget may end with a gap, and then miss what the search of a smaller space finds. Such a plan is in the larger space
     too, so it is the larger space's plan. `say` gets a sentence about what is being done. It may raise to stop.
@@ -71,7 +71,7 @@ def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: N
 
 
 def _rank_among_step(plan: Plan | None) -> tuple[bool, float]:
-    """The place of a plan among those of a step, the least first: plans that fit, by communication."""
+    """Return the place of a plan among those of a step, the least first: plans that fit, by communication."""
     return (True, float("inf")) if plan is None else (not plan.fits, plan.cost.comm_time_s)
 
 

@@ -197,7 +197,7 @@ def _all_wires(folded: Folded, unfolded: bool) -> Iterator[_Wire]:
 
 
 def _wires_into(block: Block, group: Group, scope: str, makers: dict[int, NodeKey]) -> Iterator[_Wire]:
-    """What a group takes from others, each tensor once; then its own results are noted in `makers`."""
+    """Yield what a group takes from others, each tensor once; then its own results are noted in `makers`."""
     ops = [_op_attributes(block, i) for i in group.items]
     results: Mapping[int, None] = dict.fromkeys(v for op in ops for v in op.outputs)
     here = (scope, group.name)

@@ -10,7 +10,7 @@ from planner_core.search.candidates import weight_matrices
 
 
 def fold_report(coarse: CoarseGraph) -> dict[str, Any]:
-    """The object of `fold --json`: the graph's sizes, each unique block, and what Algorithm 1 does at each depth."""
+    """Return the object of `fold --json`: the graph's sizes, each unique block, and what Algorithm 1 does at each depth."""
     graph = coarse.graph
     repeats = graph.num_repeats
     blocks = []
@@ -51,7 +51,7 @@ def fold_report(coarse: CoarseGraph) -> dict[str, Any]:
 
 
 def fold_text(data: dict[str, Any]) -> str:
-    """The report as text."""
+    """Return the report as text."""
     lines = [
         f"{data['model']['name']}: {data['ops']} ops, {data['nodes']} groups, {data['unique_nodes']} after folding",
         "",

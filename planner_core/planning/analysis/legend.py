@@ -21,7 +21,7 @@ WIDE_GAP = 0.01
 
 
 def find_same_plan(plan: Plan, plans: Iterable[Plan]) -> Plan:
-    """The first of the rows that holds the same plan, whose answer to "proven" is that of all of them.
+    """Return the first of the rows that holds the same plan, whose answer to "proven" is that of all of them.
 
     Example: data parallelism is the only plan of its space, and best is the same plan, in whose space a better one may exist.
     """
@@ -34,12 +34,12 @@ def find_same_plan(plan: Plan, plans: Iterable[Plan]) -> Plan:
 
 
 def step_proof(plan: Plan) -> str:
-    """Whether a plan's step is proven the least: `yes`, `but for waits` of the GPU for its host, or `no`."""
+    """Return whether a plan's step is proven the least: `yes`, `but for waits` of the GPU for its host, or `no`."""
     return "yes" if plan.is_step_proven else "but for waits" if plan.optimal else "no"
 
 
 def proven_mark(plan: Plan) -> str:
-    """What the column `proven` says of a plan."""
+    """Return what the column `proven` says of a plan."""
     return "a tie" if not plan.optimal and leads_by_simplicity(plan) else step_proof(plan)
 
 
@@ -78,7 +78,7 @@ def describe_missing_stages(result: Result) -> tuple[str, ...]:
 
 
 def simulation_text(plans: Sequence[Plan], times: Sequence[float]) -> str:
-    """How far the plans' times are from those of a simulation in the order in which a run issues its work."""
+    """Return how far the plans' times are from those of a simulation in the order in which a run issues its work."""
     differences = {p.name: time / p.cost.step_time_s - 1 for p, time in zip(plans, times, strict=True)}
     exceptions = ", ".join(
         f"{name} {100 * share:+.1f} %" for name, share in differences.items() if abs(share) > SIMULATION_AGREES

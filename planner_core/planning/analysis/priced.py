@@ -23,7 +23,7 @@ SCHEMA = "shardscope.price/1"
 
 
 def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, Any]:
-    """The object of `price --json`."""
+    """Return the object of `price --json`."""
     stated = priced.stated
     given = {
         "model": priced.model,
@@ -80,7 +80,7 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
 
 
 def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
-    """The report as text."""
+    """Return the report as text."""
     stated = priced.stated
     assumed = " by default" if stated.seq is None and not has_own_inputs(priced.model) else ""
     tokens = f" {priced.seq} tokens{assumed}," if priced.seq > 1 else ""  # a model without token ids has seq 1
@@ -121,15 +121,15 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
 
 
 def _name_best(plan: Plan, cluster: Cluster) -> str:
-    """What the plan beside a stated one is called: nothing that does not fit is best, and stages, which may win over several nodes, are
-    searched by `plan` alone."""
+    """Return what the plan beside a stated one is called: nothing that does not fit is best, and stages, which may win over several nodes,
+    are searched by `plan` alone."""
     if not plan.fits:
         return "needs least"
     return "best" if cluster.is_one_node else "best of one stage"
 
 
 def _describe_choices(best: Plan, cluster: Cluster) -> str:
-    """What the best plan chose beside its mesh."""
+    """Return what the best plan chose beside its mesh."""
     choices = (
         f"micro-batch {describe_micro_batches(best)}, ZeRO-{zero_stage(best)}, recompute {describe_recomputation(best)}"
     )

@@ -23,7 +23,7 @@ class Scenario:
     contention: float | None = None
 
     def model(self, plan: Plan, cluster: Cluster) -> CostModel:
-        """The cost model of this machine, for the mesh and the workload of a plan."""
+        """Return the cost model of this machine, for the mesh and the workload of a plan."""
         there = cluster.with_bandwidth(self.bandwidth).with_latency(self.latency)
         priced = cost_model_of(plan, there)
         return priced if self.contention is None else replace(priced, contention=self.contention)
@@ -54,7 +54,7 @@ class Regret:
 
 
 def plan_regrets(result: Result) -> list[Regret]:
-    """The regret of each plan that fits, in the order of the plans."""
+    """Return the regret of each plan that fits, in the order of the plans."""
     plans = [p for p in result.plans if p.fits]
     times = [[_step_seconds(p, result, s) for s in SCENARIOS] for p in plans]
     # Regret is against the plan that is best in that scenario, which another machine may make another plan.
@@ -75,7 +75,7 @@ def _step_seconds(plan: Plan, result: Result, scenario: Scenario) -> float:
 
 
 def regret_report(regrets: Sequence[Regret]) -> dict[str, Any]:
-    """What `plan --regret --json` adds: each plan's step in every scenario, and the share that it loses to the best plan there."""
+    """Return what `plan --regret --json` adds: each plan's step in every scenario, and the share that it loses to the best plan there."""
     return {
         "scenarios": [s.title for s in SCENARIOS],
         "plans": [
@@ -86,7 +86,7 @@ def regret_report(regrets: Sequence[Regret]) -> dict[str, Any]:
 
 
 def regret_text(regrets: Sequence[Regret]) -> str:
-    """The steps of `regret_report` as a table: seconds, and the share that each plan loses to the best plan of that scenario."""
+    """Return the steps of `regret_report` as a table: seconds, and the share that each plan loses to the best plan of that scenario."""
     rows = [["plan", *(s.title for s in SCENARIOS), "loses at most"]]
     for r in regrets:
         cells = [f"{format_seconds(t)} (+{100 * lost:.1f} %)" for t, lost in zip(r.step_time_s, r.lost, strict=True)]

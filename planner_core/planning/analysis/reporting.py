@@ -61,12 +61,12 @@ SLOWED = "exposed comm above all comm: collectives at one time slow each other a
 
 
 def simulate_steps(result: Result) -> list[float]:
-    """The simulated step of each plan, in seconds."""
+    """Return the simulated step of each plan, in seconds."""
     return [simulated(p, result.of_plan(p).graph) for p in result.plans]
 
 
 def plan_report(result: Result, budget: Budget | None = None, times: Sequence[float] | None = None) -> dict[str, Any]:
-    """The object of `plan --json` (docs/CONTRACT.md). With `budget` each plan has the days and the money that all tokens take.
+    """Return the object of `plan --json` (docs/CONTRACT.md). With `budget` each plan has the days and the money that all tokens take.
     `times`: `simulate_steps`, if it is known."""
     num_gpus, plans = result.cluster.num_gpus, list[dict[str, Any]]()
     for p, simulated_step_s in zip(result.plans, times or simulate_steps(result), strict=True):
@@ -177,7 +177,7 @@ def plan_summary(plan: Plan, speed: Speed | None = None, reserved: ReservedMemor
 
 
 def _aim_summary(plan: Plan) -> dict[str, Any]:
-    """What the plan's search minimised, and the bound of it in its own unit."""
+    """Return what the plan's search minimised, and the bound of it in its own unit."""
     if not METHODS.get(plan.method, EXACT).by_volume:
         return {"objective": plan.objective, "bound_s": plan.bound}
     # A search by volume counts the bytes that a GPU sends as seconds of a `volume_link`.
@@ -186,7 +186,7 @@ def _aim_summary(plan: Plan) -> dict[str, Any]:
 
 
 def _pipeline_summary(plan: Plan) -> dict[str, Any]:
-    """The stages of a plan, how long a rank stands idle in a step, and the closed form below the simulated step."""
+    """Return the stages of a plan, how long a rank stands idle in a step, and the closed form below the simulated step."""
     cut, cost = plan.pipeline, plan.cost.pipeline
     if cut is None or cost is None:
         return {}
@@ -208,7 +208,7 @@ def _pipeline_summary(plan: Plan) -> dict[str, Any]:
 
 
 def speed_summary(speed: Speed) -> dict[str, Any]:
-    """The figures beside a step's time: its band, tokens per second, utilisation."""
+    """Return the figures beside a step's time: its band, tokens per second, utilisation."""
     return {
         "step_time_low_s": speed.low_s,
         "step_time_high_s": speed.high_s,
@@ -219,13 +219,13 @@ def speed_summary(speed: Speed) -> dict[str, Any]:
 
 
 def choice_summary(chosen: Choice) -> dict[str, Any]:
-    """The plans that cannot be told apart, and the one of them that is recommended."""
+    """Return the plans that cannot be told apart, and the one of them that is recommended."""
     ties = [{"name": t.name, "slower": t.slower, "doubt": t.doubt} for t in chosen.ties]
     return {"fastest": chosen.fastest, "ties": ties, "recommended": chosen.recommended, "why": chosen.sentence}
 
 
 def recomputation(plan: Plan) -> dict[str, str]:
-    """What is recomputed in backward, by pattern of the repeated blocks."""
+    """Return what is recomputed in backward, by pattern of the repeated blocks."""
     by_pattern: dict[str, str] = {}
     for label, block in plan.blocks.items():
         pattern = glob_name(block.prefixes)
@@ -284,7 +284,7 @@ def describe_proof_scope(request: Request) -> str:
 
 
 def proof_text(request: Request) -> str:
-    """What the column of proofs covers."""
+    """Return what the column of proofs covers."""
     scope, method = describe_proof_scope(request), METHODS[request.method]
     if aim := method.describe_aim(request.objective):
         separately = f"; {OWN_WORKLOAD}" if method.objective else ""
@@ -307,7 +307,7 @@ def _describe_proof(plan: Plan, request: Request) -> str:
 
 
 def reserved_text(reserved: ReservedMemory) -> str:
-    """A sentence on what a tool that asks the allocator will show."""
+    """Return a sentence on what a tool that asks the allocator will show."""
     low, likely, high = (f"{b / 2**30:.1f}" for b in (reserved.low_bytes, reserved.likely_bytes, reserved.high_bytes))
     if reserved.short:
         return (
@@ -318,7 +318,7 @@ def reserved_text(reserved: ReservedMemory) -> str:
 
 
 def format_peak_gib(plan: Plan) -> str:
-    """The peak memory in GiB."""
+    """Return the peak memory in GiB."""
     return f"{plan.cost.memory_bytes['peak'] / 2**30:.1f}"
 
 
@@ -361,7 +361,7 @@ LEFT_COLUMNS = ("plan", "mesh", "micro-batch", "recompute", "fits", "proven")
 
 
 def exposed_and_bubble(plan: Plan) -> tuple[float, float]:
-    """Seconds of a step in which a GPU waits for collectives, and in which it waits for other stages."""
+    """Return the seconds of a step in which a GPU waits for collectives, and in which it waits for other stages."""
     if plan.pipeline is None:
         return plan.cost.exposed_comm_time_s, 0.0
     parts = split_pipeline_step(plan)
@@ -369,7 +369,7 @@ def exposed_and_bubble(plan: Plan) -> tuple[float, float]:
 
 
 def is_slowed(plan: Plan) -> bool:
-    """Whether the report shows more exposed communication than all there is. Both are sums, which may differ by rounding alone."""
+    """Return whether the report shows more exposed communication than all there is. Both are sums, which may differ by rounding alone."""
     exposed, alone = exposed_and_bubble(plan)[0], plan.cost.comm_time_s
     return exposed > alone and format_seconds(exposed) != format_seconds(alone)
 
@@ -380,12 +380,12 @@ def describe_micro_batches(plan: Plan) -> str:
 
 
 def describe_recomputation(plan: Plan) -> str:
-    """What is recomputed in the repeated blocks: `none`, or the policies of copies that differ."""
+    """Return what is recomputed in the repeated blocks: `none`, or the policies of copies that differ."""
     return ", ".join(dict.fromkeys(recomputation(plan).values())) or str(plan.workload["recompute"])
 
 
 def _describe_precision(w: Workload) -> str:
-    """What a step computes in, and whether it keeps more than that: `bfloat16 mixed precision`."""
+    """Return what a step computes in, and whether it keeps more than that: `bfloat16 mixed precision`."""
     if w.dtype == "float32":
         return w.dtype
     return f"{w.dtype} mixed precision" if w.precision == "mixed" else f"pure {w.dtype}"
@@ -397,7 +397,7 @@ def text(
     times: Sequence[float] | None = None,
     word: Callable[[Term], str] = str,
 ) -> str:
-    """The report to read. `budget` and `times` are those of `plan_report`; `word` names an option where the reader gives it."""
+    """Return the report to read. `budget` and `times` are those of `plan_report`; `word` names an option where the reader gives it."""
     speeds = [measure_speed(p, _micro_batch_flops(p, result), result.cluster) for p in result.plans]
     g = graph_summary(result.coarse)
     w = result.workload
@@ -446,12 +446,13 @@ def text(
 
 
 def _name_row(plan: Plan, note: Note) -> str:
-    """A note with the name of its plan, unless it begins with that."""
+    """Return a note with the name of its plan, unless it begins with that."""
     return note.sentence if note.kind is NoteKind.METHOD else f"{plan.name}: {note}"
 
 
 def _weight_rows(plan: Plan) -> list[list[str]]:
-    """A row for each weight: how it is kept for its uses on each mesh axis, and what the optimizer keeps of it where that differs."""
+    """Return a row for each weight: how it is kept for its uses on each mesh axis, and what the optimizer keeps of it where that
+    differs."""
     states = states_by_pattern(plan)
     return [
         ["weight", *plan.mesh.axis_names, *(["optimizer keeps"] if states else [])],
@@ -463,7 +464,7 @@ def _weight_rows(plan: Plan) -> list[list[str]]:
 
 
 def unknown_ops(result: Result) -> str:
-    """A sentence about the operators without a rule: how often each runs in a step, and where it is first. Empty if all have one."""
+    """Return a sentence about the operators without a rule: how often each runs in a step, and where it is first. Empty if all have one."""
     runs: Counter[str] = Counter()
     first: dict[str, str] = {}
     for name in result.unknown_ops:
@@ -479,7 +480,7 @@ def unknown_ops(result: Result) -> str:
 
 
 def front_report(points: Sequence[FrontPoint], exact: bool, objective: str) -> dict[str, Any]:
-    """The object of `plan --front --json`: the points by rising seconds, and whether these are all points."""
+    """Return the object of `plan --front --json`: the points by rising seconds, and whether these are all points."""
     return {
         "objective": objective,
         "exact": exact,
@@ -490,7 +491,7 @@ def front_report(points: Sequence[FrontPoint], exact: bool, objective: str) -> d
 
 
 def front_text(points: Sequence[FrontPoint], exact: bool, objective: str, of: str) -> str:
-    """The front as a table. `of`: the plans that were looked at."""
+    """Return the front as a table. `of`: the plans that were looked at."""
     completeness = "all of them" if exact else "not proven to be all: some may lie too close together to look through"
     many = "one plan" if len(points) == 1 else f"{len(points)} plans"
     head = f"{many} that no other{'' if exact else ' found'} beats in {objective} and memory ({completeness}), of these: {of}."

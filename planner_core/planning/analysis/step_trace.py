@@ -104,19 +104,19 @@ class _Segment:
 
 
 def step_work(plan: Plan, graph: Graph) -> list[TraceWork]:
-    """All work of one rank in a step of `plan`, in seconds from the step's begin. Raises InputError for a plan of another model."""
+    """Return all work of one rank in a step of `plan`, in seconds from the step's begin. Raises InputError for a plan of another model."""
     refuse_stages(plan, "a trace of one rank", "take that of the stages")
     return _StepDrawing(plan, graph).work()
 
 
 def trace_of(plan: Plan, graph: Graph) -> dict[str, Any]:
-    """The step of a plan in the Trace Event Format: of one rank, or of a plan with stages a row for each rank of the pipeline."""
+    """Return the step of a plan in the Trace Event Format: of one rank, or of a plan with stages a row for each rank of the pipeline."""
     return stage_trace(plan) if plan.pipeline else chrome_trace({plan.name: step_work(plan, graph)})
 
 
 def chrome_trace(steps: Mapping[str, Iterable[TraceWork]]) -> dict[str, Any]:
-    """The steps of plans, by name, in the Trace Event Format, which Perfetto and chrome://tracing open. A plan is a process, a stream
-    is a thread, times are in microseconds."""
+    """Return the steps of plans, by name, in the Trace Event Format, which Perfetto and chrome://tracing open. A plan is a process, a
+    stream is a thread, times are in microseconds."""
     events: list[dict[str, Any]] = []
     for pid, (name, step) in enumerate(steps.items()):
         events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})
@@ -302,7 +302,7 @@ class _StepDrawing:
     # --- what a pass consists of ------------------------------------------------------------------------
 
     def _list_pass(self, part: _Segment, phase: str) -> Iterator[_PassWork]:
-        """The work of a pass through a part: its operators in order, each with its waits."""
+        """Yield the work of a pass through a part: its operators in order, each with its waits."""
         bp, block, unit = self.plan.blocks[part.label], block_of(self.graph, part.label), self.units[part.label]
         reruns = recomputed_ops(block, bp)
         waits: dict[str, list[Message]] = defaultdict(list)
@@ -329,7 +329,7 @@ class _StepDrawing:
     def _surround_by_waits(
         self, op: Op, kind: str, seconds: float, waits: list[Message], after: Collection[Sent]
     ) -> Iterator[_PassWork]:
-        """An operator, after the collectives for which it waits, and before those for which the next operators wait."""
+        """Yield an operator, after the collectives for which it waits, and before those for which the next operators wait."""
         later = [m for m in waits if (m.source, m.gradient) in after]
         yield from (self._make_wait(m, f"{op.name} waits for it") for m in waits if m not in later)
         if seconds:
@@ -341,7 +341,7 @@ class _StepDrawing:
         return _PassWork(WAITS, f"waits for {_describe_sent(m)}", waited_message_seconds(m, self.model), note, m)
 
     def _list_weight_traffic(self, part: _Segment, phase: str, edge: bool) -> list[Message]:
-        """The weight traffic beside one pass through a part; with `edge` also the traffic once a step."""
+        """Return the weight traffic beside one pass through a part; with `edge` also the traffic once a step."""
         unit = self.units[part.label]
         messages = [m for m in unit.each if m.phase == phase and unit.runs_beside_compute(m)]
         messages += [m for m in unit.once if m.phase == phase and edge]
@@ -350,7 +350,7 @@ class _StepDrawing:
         return [m for m in messages if self._find_home(m.weight) is part]
 
     def _find_home(self, weight: str) -> _Segment:
-        """The part of the top block beside which the traffic of a weight is drawn: the first part that uses it."""
+        """Return the part of the top block beside which the traffic of a weight is drawn: the first part that uses it."""
         top = self.graph.top
         for part in self.parts:
             if not part.label and any(top.values[v].name == weight for op in part.ops for v in op.inputs):
@@ -358,7 +358,7 @@ class _StepDrawing:
         return next(p for p in self.parts if not p.label)
 
     def _delay_of_traffic_s(self, unit: PricedUnit, phase: str, edge: bool) -> float:
-        """Seconds by which weight traffic lengthens one pass through a unit (see `planner_core.cost.step_time`)."""
+        """Return the seconds by which weight traffic lengthens one pass through a unit (see `planner_core.cost.step_time`)."""
         waits = sum(
             waited_message_seconds(m, self.model)
             for m in unit.each
@@ -370,7 +370,7 @@ class _StepDrawing:
         return max(busy + self.model.contention * sent, sent) - busy
 
     def _share_of_traffic(self, part: _Segment, phase: str, edge: bool, traffic: list[Message]) -> float:
-        """The share of its unit's traffic that is drawn beside a part: the top block is several parts."""
+        """Return the share of its unit's traffic that is drawn beside a part: the top block is several parts."""
         if part.label:
             return 1.0
         mine = sum(message_time(m, self.model) for m in traffic)
@@ -384,7 +384,7 @@ class _StepDrawing:
 
 
 def _recompute_seconds(block: Block, op: Op, bp: Any, reruns: Mapping[str, Rerun], model: CostModel) -> float:
-    """Seconds of an operator that runs forward again in backward."""
+    """Return the seconds of an operator that runs forward again in backward."""
     return op_seconds(block, op, bp, reruns, model)[1] - op_seconds(block, op, bp, {}, model)[1]
 
 
@@ -416,7 +416,7 @@ def _clip_to_step(done: list[TraceWork], end_s: float) -> list[TraceWork]:
 
 
 def _model_segments(plan: Plan, graph: Graph) -> list[_Segment]:
-    """The parts of the model in order, with titles and numbers of copies that follow each other."""
+    """Return the parts of the model in order, with titles and numbers of copies that follow each other."""
     labels: dict[tuple[str, str], list[str]] = {}
     for label, bp in plan.blocks.items():
         for prefix in bp.prefixes:
@@ -442,7 +442,7 @@ def _model_segments(plan: Plan, graph: Graph) -> list[_Segment]:
 
 
 def _segment_title(ops: tuple[Op, ...]) -> str:
-    """The modules from the first to the last: `norm … lm_head`."""
+    """Return the modules from the first to the last: `norm … lm_head`."""
     modules = [op.name.rpartition("/")[0].rpartition(".")[2] for op in ops]
     known = list(dict.fromkeys(m for m in modules if m))
     return " … ".join(dict.fromkeys((known[0], known[-1]))) if known else "top"

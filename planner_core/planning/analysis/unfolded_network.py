@@ -29,7 +29,8 @@ INFINITE = 1e12
 
 
 def network_json(planner: Planner) -> dict[str, Any]:
-    """The object of `network --json` (docs/CONTRACT.md) for the first mesh of the request, with the answer that the search claims."""
+    """Return the object of `network --json` (docs/CONTRACT.md) for the first mesh of the request, with the answer that the search
+    claims."""
     mesh, kind = candidate_meshes(planner.request, planner.cluster)[0], planner.request.objective
     budget = planner.budget if planner.request.memory_gb is not None else float("inf")
     problem = planner.problem(mesh)
@@ -46,7 +47,7 @@ def network_json(planner: Planner) -> dict[str, Any]:
 def relaxed_objective(
     problem: Problem, kind: str, assignment: Assignment | None, prices: tuple[float, float]
 ) -> Objective:
-    """The objective as a plain sum: at the shares that suit an assignment best, and at `prices` of memory."""
+    """Return the objective as a plain sum: at the shares that suit an assignment best, and at `prices` of memory."""
     # At fixed shares the maxima are sums, which any solver of sums can minimise; at the best shares their least sum is the bound.
     free = make_objective(problem, kind)
     shares = best_shares(free, [assignment.totals], Shares()) if assignment else Shares()
@@ -93,7 +94,7 @@ def outer_names(problem: Problem, call: Call, net: Network) -> dict[str, str]:
 
 
 def _kept_between_copies(problem: Problem) -> Iterator[tuple[str, Network, str]]:
-    """The tensors between two copies of a run that are kept for backward: name, the block's network, its port."""
+    """Yield the tensors between two copies of a run that are kept for backward: name, the block's network, its port."""
     for run in problem.runs:
         net = problem.first_variant(run.block).net
         if run.chain_in >= 0 and net.keeps_between:

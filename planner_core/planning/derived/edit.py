@@ -109,7 +109,7 @@ def editable_weights(graph: Graph, plan: Plan) -> list[Editable]:
 
 
 def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Placements], *, keep: bool) -> Plan:
-    """The best plan on `plan`'s mesh that stores the weights as `changes` says; with `keep` all other weights as `plan` does.
+    """Return the best plan on `plan`'s mesh that stores the weights as `changes` says; with `keep` all other weights as `plan` does.
 
     Raises InputError for an unknown weight or an impossible placement, and NoPlanFits if the plan needs more memory than there is.
     """
@@ -158,7 +158,8 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
 
 
 def _rules_kept(graph: Graph, plan: Plan, changes: Mapping[WeightKey, Placements]) -> tuple[AxisRules, ...]:
-    """A baseline's rules for all but the changed weights, and those for activations alone; none for a plan that was not restricted."""
+    """Return a baseline's rules for all but the changed weights, and those for activations alone; none for a plan that was not
+    restricted."""
     baseline = BASELINES.get(plan.method)
     rules = baseline.restrict(graph, plan.mesh) if baseline else None
     if not isinstance(rules, AxisRules):
@@ -178,7 +179,7 @@ def describe_placements(placements: Placements, mesh: DeviceMesh) -> str:
 def _note_edit(
     weights: Mapping[WeightKey, Editable], changes: Mapping[WeightKey, Placements], plan: Plan, keep: bool
 ) -> Note:
-    """A note of the edited plan: what was changed, and in which plan."""
+    """Return a note of the edited plan: what was changed, and in which plan."""
     done = "; ".join(f"{weights[w].pattern} as {describe_placements(p, plan.mesh)}" for w, p in changes.items())
     several = sum(len(e.stored) > 1 for w, e in weights.items() if w not in changes) if keep else 0
     rest = "all other weights stored as before" if keep else "the rest chosen anew around it"
@@ -189,7 +190,7 @@ def _note_edit(
 
 
 def _explain_refusal(planner: Planner, answer: Answer, changes: list[Editable], keep: bool) -> InputError | NoPlanFits:
-    """The error that says why no plan was found, although each placement by itself is possible."""
+    """Return the error that says why no plan was found, although each placement by itself is possible."""
     names = " and ".join(e.pattern for e in changes)
     if math.isfinite(answer.least_memory):
         return NoPlanFits(
@@ -238,7 +239,7 @@ def _why_not_storable(graph: Graph, free: Problem, e: Editable, placements: Plac
 def _describe_uneven_dim(
     shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...], segments: Mapping[int, tuple[int, ...]]
 ) -> str:
-    """A sentence about the dim that cannot be sharded evenly."""
+    """Return a sentence about the dim that cannot be sharded evenly."""
     for dim, extent in enumerate(shape):
         parts = math.prod(n for p, n in zip(placements, sizes, strict=True) if p == Shard(dim))
         for size in segments.get(dim, (extent,)):
@@ -275,7 +276,7 @@ def _own_weights(where: Block, net: Network) -> list[tuple[int, str]]:
 
 
 def _uses_of(graph: Graph, weight: WeightKey) -> list[str]:
-    """The ops and calls that use a weight, by name."""
+    """Return the ops and calls that use a weight, by name."""
     block, name = weight
     where = _block_of(graph, block)
     index = next(i for i, v in enumerate(where.values) if v.kind == "parameter" and v.name == name)
@@ -287,7 +288,7 @@ def _uses_of(graph: Graph, weight: WeightKey) -> list[str]:
 
 
 def _describe_users(graph: Graph, weight: WeightKey) -> str:
-    """The operators and calls that use a weight, as text."""
+    """Return the operators and calls that use a weight, as text."""
     first, *more = dict.fromkeys(_uses_of(graph, weight))
     if not more:
         return first

@@ -43,7 +43,7 @@ from planner_core.ops import SegmentMap, coarsen, graph_strategies
 
 
 def small_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
-    """A mesh of `ranks` devices with the same axes. The innermost axes get the ranks first."""
+    """Return a mesh of `ranks` devices with the same axes. The innermost axes get the ranks first."""
     sizes = [1] * len(mesh.axis_sizes)
     left = ranks
     for axis in reversed(range(len(sizes))):
@@ -103,7 +103,7 @@ class _Retargeting:
         }
 
     def blocks(self) -> dict[str, BlockPlan]:
-        """The block plans of the new graph. Copies of a block that run in the same way share one."""
+        """Return the block plans of the new graph. Copies of a block that run in the same way share one."""
         top = self.graph.top
         delivered = self._param_states("", top)
         sites: dict[str, SitePlan] = {}
@@ -133,7 +133,7 @@ class _Retargeting:
         return plan, [delivered.get(o, self.whole) for o in block.outputs]
 
     def _params_of_copy(self, prefix: str, block: Block) -> dict[int, ParamPlan]:
-        """How the plan stores the parameters that belong to this copy of a block, by value."""
+        """Return how the plan stores the parameters that belong to this copy of a block, by value."""
         named = (
             (i, self._name_in_plan(join_name(prefix, v.name)))
             for i, v in enumerate(block.values)
@@ -142,7 +142,7 @@ class _Retargeting:
         return {i: self._fit_param(block, i, self.params[name]) for i, name in named if name in self.params}
 
     def _fit_param(self, block: Block, value: int, old: ParamPlan) -> ParamPlan:
-        """The same forms of a weight; if the small weight cannot be cut so, along another dim of it that can."""
+        """Return the same forms of a weight; if the small weight cannot be cut so, along another dim of it that can."""
         table, forms = self._redistributions_of(block, value), (old.stored, old.working, old.gradient)
         # A refresh and a reduction name the placements between which they move, so such a weight keeps its dim.
         others = range(table.rank) if old.refresh is None and old.reduce is None else ()
@@ -153,7 +153,7 @@ class _Retargeting:
         return old
 
     def _name_in_plan(self, name: str) -> str:
-        """The full name in the plan of an operator or parameter of the new graph."""
+        """Return the full name in the plan of an operator or parameter of the new graph."""
         layer, inner = _in_layer(name)
         return join_name(self.others[layer], inner) if layer in self.others else name
 
@@ -173,7 +173,7 @@ class _Retargeting:
         return tuple((d, s) for d in range(rank) if (s := self.segments[block.name].get((value, d))))
 
     def _list_segments(self, block: Block, value: int, *forms: Placements) -> dict[int, tuple[int, ...]]:
-        """The dims that are not cut as one into equal parts: fused ones, and those of which a weight's last part is shorter."""
+        """Return the dims that are not cut as one into equal parts: fused ones, and those of which a weight's last part is shorter."""
         shape = block.values[value].meta.shape
         return {**dict(self._fused_segments(block, value)), **unevenly_split_dims(shape, forms, self.model.sizes)}
 
@@ -234,7 +234,7 @@ class _Retargeting:
 
 
 def _op_forms(graph: Graph) -> Iterator[tuple[str, Form]]:
-    """The operators of a graph by their full names."""
+    """Yield the operators of a graph by their full names."""
     ops: Sequence[Op]
     for item in graph.top.items:
         if isinstance(item, Op):
@@ -247,7 +247,7 @@ def _op_forms(graph: Graph) -> Iterator[tuple[str, Form]]:
 
 
 def _form_in(site: SitePlan) -> Form:
-    """The form of an operator of a plan. A gradient that is split is there; of others the plan does not say it."""
+    """Return the form of an operator of a plan. A gradient that is split is there; of others the plan does not say it."""
     return len(site.inputs), tuple(any(p != R for p in e.src.gradient) for e in site.outputs)
 
 
@@ -276,7 +276,7 @@ def _other_layers(here: Forms, planned: Forms) -> dict[str, str]:
 
 
 def _has_operators(planned: Mapping[str, Form], forms: Mapping[str, Form]) -> bool:
-    """Whether a planned layer has these operators."""
+    """Return whether a planned layer has these operators."""
     return all(
         name in planned
         and planned[name][0] == operands

@@ -73,8 +73,8 @@ DERIVED = frozenset({"out_features", "out_indices", "stage_names", "hybrid_layer
 
 
 def shrink_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config of the same architecture that is small enough for a few CPU processes: width 64, 8 heads, 2 layers, or more if it has more
-    kinds of layers."""
+    """Return a config of the same architecture that is small enough for a few CPU processes: width 64, 8 heads, 2 layers, or more if it has
+    more kinds of layers."""
     return next(shrunk_configs(config))
 
 
@@ -97,7 +97,7 @@ class _SmallForm:
     seq: int = 0
 
     def of(self, config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-        """The small config."""
+        """Return the small config."""
         kept_layers = _layers_to_keep(config, layers)
         width = self.heads * _head_fields(config) if self.whole_heads and _head_fields(config) else WIDTH
         left_out = DERIVED if "depths" not in config else {"stage_names"}
@@ -133,7 +133,7 @@ class _SmallForm:
     def _shrink_part(
         self, key: str, value: Mapping[str, Any], kept_layers: list[int] | None, layers: int
     ) -> Mapping[str, Any]:
-        """A config within the config, or a mapping from the numbers of layers."""
+        """Return a config within the config, or a mapping from the numbers of layers."""
         if key.endswith("config") and all(str(k).isdecimal() for k in value) and kept_layers is not None:
             return {type(k)(kept_layers.index(int(k))): v for k, v in value.items() if int(k) in kept_layers}
         return self.of(value, layers) if key.endswith("config") or "model_type" in value else value
@@ -160,7 +160,7 @@ class _SmallForm:
 
 
 def _power_of_two_below(value: int) -> int:
-    """The largest power of two that is at most `value`, so that a few ranks can share it."""
+    """Return the largest power of two that is at most `value`, so that a few ranks can share it."""
     return 2 ** int(math.log2(value)) if value > 0 else value
 
 
@@ -169,7 +169,7 @@ def _is_by_layer(key: str, value: Any) -> bool:
 
 
 def _layers_to_keep(config: Mapping[str, Any], layers: int) -> list[int] | None:
-    """The layers that stay, if lists tell the kind of each layer: the first of every kind, and as many as are asked for."""
+    """Return the layers that stay, if lists tell the kind of each layer: the first of every kind, and as many as are asked for."""
     depths = {
         v for k, v in config.items() if re.fullmatch(DEPTHS, k) and isinstance(v, int) and not isinstance(v, bool)
     }

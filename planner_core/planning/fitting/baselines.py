@@ -67,7 +67,7 @@ class _Number:
 
     @staticmethod
     def of(planner: Planner, recompute: str) -> _Number:
-        """The number of micro-batches of a planner. All baselines share it, and with it the networks that it builds."""
+        """Return the number of micro-batches of a planner. All baselines share it, and with it the networks that it builds."""
 
         def under(policy: str) -> Planner:
             return planner if policy == planner.workload.recompute else with_recompute(planner, policy)
@@ -88,7 +88,7 @@ def plan_baselines(
     baselines: Mapping[str, Method] = BASELINES,
     say: Progress = lambda text: None,
 ) -> list[Plan]:
-    """The best plan of each of these baselines over the meshes. A baseline that suits no mesh is left out.
+    """Return the best plan of each of these baselines over the meshes. A baseline that suits no mesh is left out.
 
     If its fastest plan does not fit with the recomputation of `planner`, it is planned with `recompute`; if it does not fit so either, at
     the next of the `larger` numbers of micro-batches. With `smaller` numbers it is planned as long as the same plan fits there and gets
@@ -111,7 +111,7 @@ def plan_baselines(
 def plan_stated_layout(
     planner: Planner, request: Request, source: GraphSource, say: Progress
 ) -> tuple[Planner, Plan] | None:
-    """The plan of the layout that the `request` states, and its planner; None if it states none. `planner`: that of the chosen plan.
+    """Return the plan of the layout that the `request` states, and its planner; None if it states none. `planner`: that of the chosen plan.
 
     What the request leaves open of such a run is settled here: its micro-batches by `Layout.count_micro_batches`, and recomputation, of
     which it has none. A note of the plan says so. Raises InputError if the model cannot follow the layout.
@@ -164,7 +164,7 @@ class _BaselineSearch:
         """A lower bound of each network, or of one that was not built since a network of less work is no faster than a known plan."""
 
     def best_over_numbers(self, number: _Number, larger: Iterable[_Number], smaller: Iterable[_Number]) -> Plan | None:
-        """The best plan that fits, at its number of micro-batches; else one of nearly the least memory; None if there is no plan."""
+        """Return the best plan that fits, at its number of micro-batches; else one of nearly the least memory; None if there is no plan."""
         best = self.plan_that_fits(number) or self.plan_with_more_micro_batches(number, larger)
         if best is not None and best.fits and self.has_one_switch(number):
             best = self.improve_with_more_micro_batches(best, number, larger)
@@ -180,7 +180,7 @@ class _BaselineSearch:
         return best
 
     def improve_with_more_micro_batches(self, best: Plan, number: _Number, larger: Iterable[_Number]) -> Plan:
-        """The best plan up to the first `larger` number at which all blocks fit without recomputation.
+        """Return the best plan up to the first `larger` number at which all blocks fit without recomputation.
 
         One switch recomputes all blocks or none, a jump that no mixture has. Example: Megatron-LM runs six layers of Llama-3-8B on 8 GPUs
         of 14 GB in 3.6 s with 8 micro-batches and recomputation on 2 x 4, in 3.3 s with 16 on 4 x 2, and in 3.4 s with 32 and none.
@@ -200,11 +200,12 @@ class _BaselineSearch:
         return best
 
     def may_be_faster(self, number: _Number, than: Plan) -> bool:
-        """Whether a larger number than this one may have a faster plan, by the bounds of its meshes without recomputation."""
+        """Return whether a larger number than this one may have a faster plan, by the bounds of its meshes without recomputation."""
         return any(self.least_s((number.off,), mesh) < than.cost.step_time_s for mesh in self.options)
 
     def plan_with_more_micro_batches(self, number: _Number, larger: Iterable[_Number]) -> Plan | None:
-        """The plan at the first `larger` number of micro-batches at which one fits; else that of nearly the least memory; None without any.
+        """Return the plan at the first `larger` number of micro-batches at which one fits; else that of nearly the least memory; None
+        without any.
 
         More micro-batches shrink activations alone. So where weights and states do not fit, no other number is searched for a plan that
         fits, and of all larger ones the largest at which each data rank of some mesh has a sample takes the least memory. Example:
@@ -220,33 +221,34 @@ class _BaselineSearch:
         return self.plan_of_least_memory(numbers if any(n is last for n in numbers) else [*numbers, last])
 
     def has_one_switch(self, number: _Number) -> bool:
-        """Whether what runs the baseline recomputes all blocks or none. With weights in 4 bits that is peft, whatever the layout.
+        """Return whether what runs the baseline recomputes all blocks or none. With weights in 4 bits that is peft, whatever the layout.
 
         Megatron-LM's row was once a mixture by block, which it cannot run."""
         return self.baseline.one_switch or number.planner.request.nf4
 
     def planners(self, number: _Number) -> tuple[Planner, Planner]:
-        """The planners of a number without and with recomputation, as far as what runs the baseline can state it."""
+        """Return the planners of a number without and with recomputation, as far as what runs the baseline can state it."""
         return (number.off, number.on) if self.has_one_switch(number) else (number.planner, number.saving)
 
     def lacks_samples(self, planner: Planner) -> bool:
-        """Whether a micro-batch has a number of samples that a layout's data ranks cannot share on some mesh."""
+        """Return whether a micro-batch has a number of samples that a layout's data ranks cannot share on some mesh."""
         suited = (mesh for mesh in self.options if self.baseline.restrict(planner.graph, mesh) is not None)
         return not all(self.has_samples(planner, mesh) for mesh in suited)
 
     def has_samples(self, planner: Planner, mesh: DeviceMesh) -> bool:
-        """Whether the baseline suits a mesh and its data ranks can share the samples of a micro-batch. If not, no larger number helps."""
+        """Return whether the baseline suits a mesh and its data ranks can share the samples of a micro-batch. If not, no larger number
+        helps."""
         rules = self.baseline.restrict(planner.graph, mesh)
         return rules is not None and not (
             isinstance(rules, AxisRules) and planner.graph.workload["batch"] % rules.ranks
         )
 
     def states_may_fit(self, number: _Number) -> bool:
-        """Whether weights, gradients and states, which no number of micro-batches shrinks, leave room on some mesh."""
+        """Return whether weights, gradients and states, which no number of micro-batches shrinks, leave room on some mesh."""
         return any(p.least_bytes_at_ends[1] <= number.planner.budget for p in self.problems(self.planners(number)[1]))
 
     def plan_that_fits(self, number: _Number) -> Plan | None:
-        """The best plan at one number; None if none fits. Recomputation is allowed if the fastest plan without it does not fit."""
+        """Return the best plan at one number; None if none fits. Recomputation is allowed if the fastest plan without it does not fit."""
         if self.has_one_switch(number):
             return self.plan_under_switch(number)
         planner, saving = number.planner, number.saving
@@ -257,7 +259,7 @@ class _BaselineSearch:
         return self.best_plan(planner if fits else saving)
 
     def plan_under_switch(self, number: _Number, before: _Number | None = None, below: float = math.inf) -> Plan | None:
-        """The best plan at one number with all blocks recomputed or none; None if none fits in less than `below` seconds.
+        """Return the best plan at one number with all blocks recomputed or none; None if none fits in less than `below` seconds.
 
         `before`: a number that divides this one, whose bounds are known. Recomputation and more micro-batches only add work, so no network
         is built for a mesh on which less of them already takes too long. Example: EXAONE-4 32B on 16 H100 recomputes in 1.50 s with one
@@ -271,8 +273,8 @@ class _BaselineSearch:
         return best
 
     def best_plan(self, planner: Planner, below: float = math.inf, less: tuple[Planner, ...] = ()) -> Plan | None:
-        """The best plan at one number under one recomputation; None if none fits, or none in less than `below` seconds. `less`: planners
-        of less work."""
+        """Return the best plan at one number under one recomputation; None if none fits, or none in less than `below` seconds. `less`:
+        planners of less work."""
         with planner.clock("baselines"):
             # The lowest bound first, so that meshes that cannot win any more are skipped.
             problems = sorted(self.problems(planner, below, less), key=lambda p: rough_bound(p, "time"))
@@ -280,7 +282,7 @@ class _BaselineSearch:
             return planner.plan(*chosen, self.baseline.title, self.baseline.name, "time") if chosen else None
 
     def plan_of_least_memory(self, numbers: Iterable[_Number]) -> Plan | None:
-        """The plan of nearly the least memory, of a baseline that does not fit; None if it has no plan. The `numbers` rise.
+        """Return the plan of nearly the least memory, of a baseline that does not fit; None if it has no plan. The `numbers` rise.
 
         Its fastest plan would be no fair comparison. Example: Llama-3-70B on 64 H100 with 256 x 8 192 tokens takes 877 GiB a GPU as
         Megatron-LM runs it fastest, on a mesh of 32 x 2 without recomputation, which nobody would start; and at least 76 GiB.
@@ -322,7 +324,7 @@ class _BaselineSearch:
         less: tuple[Planner, ...] = (),
         meshes: Sequence[DeviceMesh] | None = None,
     ) -> list[Problem]:
-        """The networks of the baseline at a planner's number of micro-batches and recomputation, one for each mesh that suits it.
+        """Return the networks of the baseline at a planner's number of micro-batches and recomputation, one for each mesh that suits it.
 
         Without those of meshes on which planners of `less` work have a bound of `below` seconds or more. `meshes`: all, if None."""
         zero = self.baseline.highest_stage(planner.request.zero)
@@ -339,12 +341,12 @@ class _BaselineSearch:
         return [self._problems[key] for mesh in meshes if (key := (id(planner), mesh)) in self._problems]
 
     def least_s(self, planners: tuple[Planner, ...], mesh: DeviceMesh) -> float:
-        """What no plan of these planners takes less than on a mesh, as far as it is known."""
+        """Return what no plan of these planners takes less than on a mesh, as far as it is known."""
         return max((self._least_s.get((id(planner), mesh), 0.0) for planner in planners), default=0.0)
 
 
 def _fits_with_half_as_many(plan: Plan, budget: float) -> bool:
-    """Whether the same plan fits with half as many micro-batches, which keep twice the activations.
+    """Return whether the same plan fits with half as many micro-batches, which keep twice the activations.
 
     Only then is a smaller number looked at, since its networks take as long to build as those of the chosen number. What would have to
     recompute more there gains little by it.
@@ -356,8 +358,8 @@ def _fits_with_half_as_many(plan: Plan, budget: float) -> bool:
 def _best_answer(
     planner: Planner, problems: list[Problem], chosen_s: float, least: float
 ) -> tuple[Problem, Answer] | None:
-    """The problem with the best plan that fits in less than `least` seconds, and its answer; None if none does. `problems`: the lowest
-    quick bound first."""
+    """Return the problem with the best plan that fits in less than `least` seconds, and its answer; None if none does. `problems`: the
+    lowest quick bound first."""
     best: tuple[Problem, Answer] | None = None
     for problem in problems:
         # Sorted by this bound, so all that follow are no better.
@@ -427,7 +429,7 @@ def _list_titles(baselines: Iterable[Method]) -> Sentence:
 
 
 def describe_restriction_cost(plan: Plan, exact: Mapping[str, Plan]) -> Sentence:
-    """A sentence: step and communication of a method's plan, then both of each plan of the exact search (`exact`, by its row).
+    """Return a sentence: step and communication of a method's plan, then both of each plan of the exact search (`exact`, by its row).
 
     The plan of the shortest step need not communicate least, so that the least of both may be no plan's. Example:
     "a step takes 488.4 ms, its communication 88.14 ms; of best 273.3 ms and 26.8 ms; of least communication 536 ms and 0.5977 ms".
@@ -442,7 +444,7 @@ def describe_restriction_cost(plan: Plan, exact: Mapping[str, Plan]) -> Sentence
 
 
 def better_of_baselines(chosen: Plan, others: Iterable[Plan], zero_stages: Sequence[int] = ZERO) -> Plan:
-    """The chosen plan; or a baseline that fits, has one of the ZeRO stages that the request leaves open, and is better.
+    """Return the chosen plan; or a baseline that fits, has one of the ZeRO stages that the request leaves open, and is better.
 
     It may be if the search proved nothing and missed it, if the chosen plan does not fit, or if the GPU waits for its host: the search
     minimises the GPU's part of the step, and a plan with fewer messages and uncut weights takes the host less. Example: GPT-2 XL with
@@ -483,7 +485,8 @@ def better_of_baselines(chosen: Plan, others: Iterable[Plan], zero_stages: Seque
 
 
 def _note_open_gap(one_stage_s: float | None) -> Note:
-    """A note on the gap of a stated layout with stages. `one_stage_s`: seconds that no plan of one pipeline stage is below, if known."""
+    """Return a note on the gap of a stated layout with stages. `one_stage_s`: seconds that no plan of one pipeline stage is below, if
+    known."""
     known = (": no plan of one pipeline stage takes less than ", time_amount(one_stage_s)) if one_stage_s else ()
     return Note(Sentence("not proven", *known), NoteKind.GAP)
 

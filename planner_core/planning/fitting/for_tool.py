@@ -53,8 +53,8 @@ from planner_core.search import search_within_budget
 
 
 def runs_on_stock_tools(plan: Plan) -> bool:
-    """Whether a stock tool can be told a plan: a baseline whose blocks are all recomputed alike, wholly or not at all. Those of Megatron-LM
-    are told to it alone, so its flags must state the model; data parallelism and FSDP run every model.
+    """Return whether a stock tool can be told a plan: a baseline whose blocks are all recomputed alike, wholly or not at all. Those of
+    Megatron-LM are told to it alone, so its flags must state the model; data parallelism and FSDP run every model.
 
     Example: Megatron-LM takes "recompute by keep-matmuls in 10 of 32 blocks" as full recomputation of all 32, which is 20 to 30 % slower.
     """
@@ -64,7 +64,7 @@ def runs_on_stock_tools(plan: Plan) -> bool:
 
 
 def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan, tuple[Note, ...]]:
-    """The planner and the best plan of one stage among those that the request's tool can be told, and a note about its price.
+    """Return the planner and the best plan of one stage among those that the request's tool can be told, and a note about its price.
 
     Raises InputError for an unknown tool or another method, and NoPlanFits if the user gave a budget that none of them fits.
     """
@@ -218,8 +218,8 @@ def follow_tp_layout(
     sequence: bool,
     alone: bool = False,
 ) -> Plan | None:
-    """The best plan on a plan's mesh that shards layers on the tensor axis as `layout` says; None if there is none. The other arguments
-    are those of `PairForm` and `form_rules`."""
+    """Return the best plan on a plan's mesh that shards layers on the tensor axis as `layout` says; None if there is none. The other
+    arguments are those of `PairForm` and `form_rules`."""
     rules = form_rules(planner.graph, plan.mesh, layout, stage=stage, sequence=sequence, alone=alone)
     problem = planner.problem(plan.mesh, rules, zero=stage, usual=True)
     if problem.is_infeasible:

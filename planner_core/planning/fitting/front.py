@@ -24,8 +24,8 @@ FRONT_STEP = 0.03
 def plan_trade_offs(
     planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan], baselines: Sequence[Plan] = ()
 ) -> list[Plan]:
-    """The corners of the front of step time and memory over all meshes, as plans that fit, without those that are `shown` already, or
-    that another plan beats, one of the baselines too.
+    """Return the corners of the front of step time and memory over all meshes, as plans that fit, without those that are `shown` already,
+    or that another plan beats, one of the baselines too.
 
     They recompute as the planner may: that of an answer which fits without recomputation has none, whatever the request leaves open.
     """
@@ -36,12 +36,12 @@ def plan_trade_offs(
 
 
 def name_trade_offs(plans: Iterable[Plan]) -> list[Plan]:
-    """The plans, numbered in their order."""
+    """Return the plans, numbered in their order."""
     return [replace(plan, name=f"{TRADE_OFF} {k + 1}") for k, plan in enumerate(plans)]
 
 
 def is_trade_off(plan: Plan) -> bool:
-    """Whether a plan of a result is a corner of its front, and neither the answer nor a baseline."""
+    """Return whether a plan of a result is a corner of its front, and neither the answer nor a baseline."""
     return plan.name.startswith(TRADE_OFF)
 
 
@@ -72,12 +72,12 @@ def unseen_corners(planner: Planner, options: Iterable[DeviceMesh], shown: Seque
 
 
 def leave_out_beaten(plans: Iterable[Plan], shown: Sequence[Plan]) -> list[Plan]:
-    """The plans that no plan beats that fits and is shown beside them."""
+    """Return the plans that no plan beats that fits and is shown beside them."""
     return [p for p in plans if not any(other.fits and dominates(other, p) for other in shown)]
 
 
 def dominates(plan: Plan, other: Plan) -> bool:
-    """Whether a plan is better than another in step time or peak memory, and in neither worse."""
+    """Return whether a plan is better than another in step time or peak memory, and in neither worse."""
     one, two = ((p.cost.step_time_s, p.cost.memory_bytes["peak"]) for p in (plan, other))
     return one != two and one[0] <= two[0] and one[1] <= two[1]
 
@@ -92,8 +92,8 @@ class FrontPoint:
 
 
 def with_open_recomputation(planner: Planner, request: Request) -> Planner:
-    """The planner of an answer, with the choice of recomputation that the request leaves. That of an answer for a tool stays, since no tool
-    can be told of every choice."""
+    """Return the planner of an answer, with the choice of recomputation that the request leaves. That of an answer for a tool stays, since
+    no tool can be told of every choice."""
     if planner.request.bounding_tool is not None or planner.workload.recompute == request.recompute:
         return planner
     return with_recompute(planner, request.recompute)
@@ -118,7 +118,7 @@ def describe_front(planner: Planner) -> str:
 def exact_front(
     planner: Planner, options: Iterable[DeviceMesh], objective: str, say: Progress = lambda text: None
 ) -> tuple[list[FrontPoint], bool]:
-    """The Pareto front over the meshes, of the plans that `describe_front` says; and whether these are all points."""
+    """Return the Pareto front over the meshes, of the plans that `describe_front` says; and whether these are all points."""
     points: list[FrontPoint] = []
     exact, uniform = True, replace(EXACT, uniform=True)
     for mesh in options:

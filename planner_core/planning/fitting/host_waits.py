@@ -78,7 +78,7 @@ def choose_shortest_step(
 
 
 def _take_shorter(planner: Planner, best: tuple[Planner, Plan], say: Progress) -> tuple[Planner, Plan]:
-    """The best plan, or the one of this planner's that has the shortest step."""
+    """Return the best plan, or the one of this planner's that has the shortest step."""
     # An allowance of its own: proofs of the plan that the search found must not change what is found here.
     looking = replace(planner, work=PointAllowance(planner.effort.request))
     least_s = least_host_seconds(planner.graph, cost_model_of(best[1]), planner.workload.accumulate)
@@ -121,7 +121,7 @@ def _take_shorter(planner: Planner, best: tuple[Planner, Plan], say: Progress) -
 
 
 def _plan_layout(planner: Planner, layout: Layout, below: float) -> Plan | None:
-    """The plan of a layout if it fits and its step takes less than `below` seconds; else None."""
+    """Return the plan of a layout if it fits and its step takes less than `below` seconds; else None."""
     with suppress(PlannerError, TooWide):
         plan = planner.of_layout(layout)
         if plan is not None and plan.fits and plan.cost.step_time_s < below:
@@ -153,8 +153,8 @@ def _estimate_mesh_s(planner: Planner, mesh: DeviceMesh) -> float:
 
 
 def _estimate_step_s(planner: Planner, problem: Problem, budget: float) -> float:
-    """The least that a step is taken to last: the GPU's work and what the host issues, judged by the plan of the least work whose sum of
-    memory is within `budget` bytes.
+    """Return the least that a step is taken to last: the GPU's work and what the host issues, judged by the plan of the least work whose
+    sum of memory is within `budget` bytes.
 
     Recomputation issues the kernels of a forward pass once more. Example: a T5 of 2 x 1 000 layers with 8 data and 2 tensor ranks takes
     17.9 s without, where 1 410 GiB are too many, and 23.0 s with it.
@@ -172,8 +172,8 @@ def _estimate_step_s(planner: Planner, problem: Problem, budget: float) -> float
 
 
 def _list_admitted_layouts(planner: Planner) -> list[Layout]:
-    """The layouts of the request's space: its tool's, or all on two axes, on its mesh and with its ZeRO stage; those that send the fewest
-    messages first."""
+    """Return the layouts of the request's space: its tool's, or all on two axes, on its mesh and with its ZeRO stage; those that send the
+    fewest messages first."""
     request, gpus = planner.request, planner.cluster.num_gpus
     sizes = request.mesh and parse_mesh(request.mesh, gpus).axis_sizes
     every = [s.layout for s in planner.spaces] or list_layouts(planner.graph, planner.workload.batch, gpus)
@@ -193,8 +193,8 @@ def _plan_meshes(planner: Planner, meshes: Iterable[DeviceMesh], say: Progress, 
 
 
 def note_gap_with_waits(plan: Plan) -> Plan:
-    """The plan with the gap of its step, if it waits for its host: the gap of the search is of the GPU's part, and of another plan where
-    a layout or a baseline has taken its place."""
+    """Return the plan with the gap of its step, if it waits for its host: the gap of the search is of the GPU's part, and of another plan
+    where a layout or a baseline has taken its place."""
     if not (plan.fits and plan.objective == "time" and plan.cost.host_wait_s and plan.bound):
         return plan
     gap = Note(describe_gap_with_waits(plan, plan.bound), NoteKind.GAP)
@@ -202,12 +202,13 @@ def note_gap_with_waits(plan: Plan) -> Plan:
 
 
 def describe_gap_with_waits(plan: Plan, bound: float) -> str:
-    """The distance between a step that waits for its host and the bound, in words. Example: a step of 211 ms above a bound of 82.5 ms."""
+    """Return the distance between a step that waits for its host and the bound, in words. Example: a step of 211 ms above a bound of 82.5
+    ms."""
     above = describe_excess(plan.cost.step_time_s, bound, "bound")
     return f"{'proven but for waits' if plan.optimal else 'not proven'}: {above}, which leaves out waits for the host"
 
 
 def say_why_shorter(plan: Plan, whose: str = "its") -> Plan:
-    """The plan with a note, its only one, on why its step is shorter."""
+    """Return the plan with a note, its only one, on why its step is shorter."""
     note = Note(f"{whose} GPU waits less for its host than that of the plan with the least work")
     return replace(plan, notes=(note,))

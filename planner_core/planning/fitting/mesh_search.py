@@ -83,7 +83,7 @@ def choose_mesh(
     below: float = float("inf"),
     prove: bool = True,
 ) -> Plan:
-    """The best plan over the meshes, by the request's method or by the given `method`.
+    """Return the best plan over the meshes, by the request's method or by the given `method`.
 
     `below`: plans of a higher value are not looked for. If there is no other, NoPlanFits is raised, or such a plan is returned.
     `prove`: if False, a better plan may exist. Raises NoPlanFits if the user gave a budget that no plan fits.
@@ -121,8 +121,8 @@ def _search_in_order(
     prove: bool,
     bounded: bool = True,
 ) -> tuple[tuple[float, Problem, Answer] | None, tuple[Answer, Problem] | None, float]:
-    """The best answer of these problems that fits, with its value; that of least memory; and a bound on all, which is that of the problems
-    that were searched if the answer need not be `bounded`."""
+    """Return the best answer of these problems that fits, with its value; that of least memory; and a bound on all, which is that of the
+    problems that were searched if the answer need not be `bounded`."""
     best: tuple[float, Problem, Answer] | None = None
     least: tuple[Answer, Problem] | None = None
     bound = float("inf")
@@ -167,7 +167,7 @@ def _best_without_gathers(
     least: tuple[Answer, Problem],
     bound: float,
 ) -> Plan:
-    """The best plan that gathers no weights at their use, and so needs no buffers for them. If none fits: that of least memory, of
+    """Return the best plan that gathers no weights at their use, and so needs no buffers for them. If none fits: that of least memory, of
     all plans. Raises NoPlanFits as `choose_mesh` does."""
     error: NoPlanFits | None = None
     plan: Plan | None = None
@@ -222,7 +222,8 @@ def _missed_plan(
 
 
 def with_lower_bound(planner: Planner, plan: Plan, bound: float) -> Plan:
-    """A plan that fits with the lower `bound` of a larger space, which may take its proof away; unchanged if its own is no higher."""
+    """Return a plan that fits with the lower `bound` of a larger space, which may take its proof away; unchanged if its own is no
+    higher."""
     value = planner.value(plan)
     if plan.bound is None or bound >= min(plan.bound, value) * (1 - TIE / 10):
         return plan
@@ -235,7 +236,7 @@ def with_lower_bound(planner: Planner, plan: Plan, bound: float) -> Plan:
 def _ranked_problems(
     planner: Planner, options: Iterable[DeviceMesh], method: Method, say: Progress, below: float
 ) -> tuple[list[RoughSearch], TooWide | None]:
-    """The networks of all meshes, the most promising first, so that the others can be abandoned early. And the error of a mesh whose
+    """Return the networks of all meshes, the most promising first, so that the others can be abandoned early. And the error of a mesh whose
     tables would be too large, if there is one."""
     problems: list[Problem] = []
     wide: TooWide | None = None
@@ -256,7 +257,7 @@ def _ranked_problems(
 
 
 def _without_mirrors(options: Iterable[DeviceMesh]) -> list[DeviceMesh]:
-    """The first mesh of each set of axis sizes.
+    """Return the first mesh of each set of axis sizes.
 
     Where a byte costs the same on every axis, 2 x 8 and 8 x 2 have the same plans at the same values. Searched twice, they
     spend the points of one proof twice: GPT-2 XL stayed unproven.
@@ -265,7 +266,7 @@ def _without_mirrors(options: Iterable[DeviceMesh]) -> list[DeviceMesh]:
 
 
 def _note_chunk_gain(planner: Planner, plan: Plan) -> tuple[Note, ...]:
-    """A note about what the plan would gain if its products ran in chunks, as ATP's do."""
+    """Return a note about what the plan would gain if its products ran in chunks, as ATP's do."""
     if plan.cost.host_wait_s:  # the GPU waits anyway, so what its work gains is not gained by the step
         return ()
     known, step = workload_of(plan), plan.cost.step_time_s
@@ -285,12 +286,12 @@ def _note_chunk_gain(planner: Planner, plan: Plan) -> tuple[Note, ...]:
 
 
 def is_clearly_less(value: float, than: float) -> bool:
-    """Whether a value is less than another by more than rounding."""
+    """Return whether a value is less than another by more than rounding."""
     return value < than * (1 - ROUNDING)
 
 
 def _round_for_order(value: float) -> float:
-    """A value to sort by, without what rounding changes."""
+    """Return a value to sort by, without what rounding changes."""
     return float(f"{value:.9g}")
 
 
@@ -310,9 +311,9 @@ class RoughSearch:
 def rank_by_bound(
     problems: Sequence[Problem], objective: str, budget: float, say: Progress, below: float
 ) -> list[RoughSearch]:
-    """The problems with what a search without proof says of them, the lowest bound first. Problems in which nothing was found that fits
-    go last, since a plan of another one may make their searches short. Last of all are those in which nothing can fit, the least memory
-    first."""
+    """Return the problems with what a search without proof says of them, the lowest bound first. Problems in which nothing was found that
+    fits go last, since a plan of another one may make their searches short. Last of all are those in which nothing can fit, the least
+    memory first."""
     searches: list[tuple[bool, float, RoughSearch]] = []
     near = [p for p in problems if not no_plan_fits(p, budget)]
     fit = [a.seconds * (1 + TIE) for p in near if (a := search_roughly(p, objective)) and memory_bytes(a) <= budget]

@@ -37,12 +37,12 @@ class MicroBatchNumbers:
         self._planners: dict[int, Planner | None] = {self.first.workload.accumulate: self.first, 0: None}
 
     def _prepare(self, request: Request, like: Planner | None = None) -> Planner:
-        """The planner of one number. It shares the clock and the work of proofs with the planner `like`."""
+        """Return the planner of one number. It shares the clock and the work of proofs with the planner `like`."""
         graph = self._graph(request) if callable(self._graph) else self._graph
         return replace(prepare_planner(request, graph, self._say, self.effort, like), counts_open=self.several)
 
     def at(self, number: int) -> Planner | None:
-        """The planner of a number; None if a model fixes its batch, so that it has no smaller ones."""
+        """Return the planner of a number; None if a model fixes its batch, so that it has no smaller ones."""
         if number not in self._planners:
             of_number = replace(self._request, batch=self.first.workload.batch, accumulate=number)
             try:
@@ -57,19 +57,19 @@ class MicroBatchNumbers:
         return self.first.workload.batch
 
     def after(self, number: int) -> int:
-        """The number that follows; 0 if there is none."""
+        """Return the number that follows; 0 if there is none."""
         return _next_multiple(number, self.first.workload.batch) if self.several else 0
 
 
 def _next_multiple(number: int, batch: int) -> int:
-    """The least product of a number of micro-batches and a prime that divides the samples of a step; 0 if there is none."""
+    """Return the least product of a number of micro-batches and a prime that divides the samples of a step; 0 if there is none."""
     # The least divisor above 1 is a prime. Example: 240 samples give 1, 2, 4, 8, 16, 48, 240.
     samples = batch // number
     return number * next((p for p in range(2, samples + 1) if samples % p == 0), 0)
 
 
 def other_numbers(planner: Planner, source: GraphSource, say: Progress, *, larger: bool) -> Iterator[Planner]:
-    """The planners of larger numbers of micro-batches, of which each is a multiple of the one before; or of smaller ones."""
+    """Yield the planners of larger numbers of micro-batches, of which each is a multiple of the one before; or of smaller ones."""
     number, batch = planner.workload.accumulate, planner.workload.batch
     while number := _next_multiple(number, batch) if larger else _previous_divisor(number):
         of_number = replace(planner.request, batch=batch, accumulate=number)
@@ -84,13 +84,13 @@ def other_numbers(planner: Planner, source: GraphSource, say: Progress, *, large
 def open_numbers(
     request: Request, planner: Planner, source: GraphSource, say: Progress, *, larger: bool
 ) -> Iterator[Planner]:
-    """The planners of larger (or smaller) numbers of micro-batches than that of `planner`, if the request leaves the number open."""
+    """Yield the planners of larger (or smaller) numbers of micro-batches than that of `planner`, if the request leaves the number open."""
     if request.accumulate is None and request.micro_batch is None and not isinstance(source, Graph):
         yield from other_numbers(planner, source, say, larger=larger)
 
 
 def _previous_divisor(number: int) -> int:
-    """A number of micro-batches by its least prime; 0 if it is 1."""
+    """Return a number of micro-batches by its least prime; 0 if it is 1."""
     return next((number // p for p in range(2, number + 1) if number % p == 0), 0)
 
 
@@ -111,7 +111,7 @@ class MicroBatchCandidate:
 
     @staticmethod
     def of(planner: Planner, options: Sequence[DeviceMesh]) -> MicroBatchCandidate:
-        """The number of micro-batches of a planner."""
+        """Return the number of micro-batches of a planner."""
         opened = planner.workload.recompute == "auto"
         plain = with_recompute(planner, "none") if opened else planner
         if planner.spaces:
@@ -123,7 +123,7 @@ class MicroBatchCandidate:
 
 
 def no_number_can_fit(count: MicroBatchCandidate, numbers: MicroBatchNumbers) -> bool:
-    """Whether no number of micro-batches can have a plan that fits."""
+    """Return whether no number of micro-batches can have a plan that fits."""
     if not numbers.several or _some_plan_may_fit(count):
         return False
     others = list_least_memory_numbers(count, numbers)
@@ -131,7 +131,7 @@ def no_number_can_fit(count: MicroBatchCandidate, numbers: MicroBatchNumbers) ->
 
 
 def list_least_memory_numbers(count: MicroBatchCandidate, numbers: MicroBatchNumbers) -> list[MicroBatchCandidate]:
-    """The numbers of which one has the plan of least memory, if the first has not: those that give each data rank one sample.
+    """Return the numbers of which one has the plan of least memory, if the first has not: those that give each data rank one sample.
 
     Activations shrink as the number grows, while every data rank has a sample. From two on, gradients stand beside them, as large with
     each number. Where nothing bounds the plans, GPUs may repeat the work of a single sample, so the last number takes the least. A tool's
@@ -155,7 +155,7 @@ def list_least_memory_numbers(count: MicroBatchCandidate, numbers: MicroBatchNum
 
 
 def _some_plan_may_fit(count: MicroBatchCandidate) -> bool:
-    """Whether some plan may fit, as far as is known without a search."""
+    """Return whether some plan may fit, as far as is known without a search."""
     try:
         problems = build_problems(count.planner, count.options)
     except TooWide:
@@ -164,7 +164,7 @@ def _some_plan_may_fit(count: MicroBatchCandidate) -> bool:
 
 
 def least_sum_of_bytes(count: MicroBatchCandidate) -> float:
-    """Bytes per GPU that no sum of a plan of this number is below; infinite if it has no plan."""
+    """Return the bytes per GPU that no sum of a plan of this number is below; infinite if it has no plan."""
     try:
         problems = build_problems(count.planner, count.options)
     except TooWide:
@@ -188,7 +188,7 @@ def micro_batches_that_fit(count: MicroBatchCandidate) -> float:
 
 
 def build_problems(planner: Planner, options: Iterable[DeviceMesh]) -> list[Problem]:
-    """The networks of the request's method on these meshes, one for each set of ZeRO stages; none on a mesh that does not suit the
+    """Return the networks of the request's method on these meshes, one for each set of ZeRO stages; none on a mesh that does not suit the
     method. Raises TooWide."""
     method = METHODS[planner.request.method]
     return [build() for mesh in options for build in planner.builders(method, mesh)]

@@ -64,7 +64,7 @@ class SamplesOver(Restriction):
 
 
 def choose_for_micro_batch_size(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan]:
-    """The planner and the best plan of `request.micro_batch`; if nothing fits, the plan of least memory.
+    """Return the planner and the best plan of `request.micro_batch`; if nothing fits, the plan of least memory.
 
     Raises InputError if no number of ranks gives such micro-batches, and NoPlanFits if the user gave a budget that no plan fits.
     """
@@ -93,7 +93,7 @@ def choose_for_micro_batch_size(request: Request, graph: GraphSource, say: Progr
 
 
 def keep_micro_batch_size(request: Request, plans: Iterable[Plan]) -> list[Plan]:
-    """Those plans that compute as many samples at once as the request says; all if it says nothing."""
+    """Return those plans that compute as many samples at once as the request says; all if it says nothing."""
     return [p for p in plans if request.micro_batch in (None, micro_batch(p))]
 
 
@@ -102,7 +102,7 @@ def _plan_rank(planner: Planner, plan: Plan) -> tuple[bool, float]:
 
 
 def _planners_by_data_ranks(request: Request, graph: GraphSource, say: Progress) -> Iterator[tuple[int, Planner]]:
-    """A planner for each number of data-parallel ranks, the most first."""
+    """Yield a planner for each number of data-parallel ranks, the most first."""
     size, gpus = request.micro_batch, load_cluster(request.cluster).num_gpus
     assert size is not None
     OPTIONS["micro_batch"].check(size)
@@ -134,7 +134,7 @@ def _planners_by_data_ranks(request: Request, graph: GraphSource, say: Progress)
 
 
 def _restrict_samples(planner: Planner, ranks: int) -> Iterator[tuple[Method, list[DeviceMesh]]]:
-    """The request's method with samples over `ranks` ranks; and the meshes that it suits, for each place of these axes."""
+    """Yield the request's method with samples over `ranks` ranks; and the meshes that it suits, for each place of these axes."""
     method = METHODS[planner.request.method]
     places: dict[tuple[int, ...], list[DeviceMesh]] = {}
     for mesh in candidate_meshes(planner.request, planner.cluster):

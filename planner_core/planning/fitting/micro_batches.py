@@ -72,7 +72,7 @@ def choose_micro_batches(
     like: Planner | None = None,
     show_first: Callable[[Plan], None] = lambda plan: None,
 ) -> tuple[Planner, Plan]:
-    """The planner of the best number of micro-batches, and its plan; if nothing fits, the plan of least memory.
+    """Return the planner of the best number of micro-batches, and its plan; if nothing fits, the plan of least memory.
 
     Each number is searched without proof first. That saves the exact searches most of their work. The plan's bound holds for all numbers.
     `effort`: what proofs may take; None: a moment, or all that it takes where the request says `prove`. `like`: an earlier planner of the
@@ -132,7 +132,7 @@ class _MicroBatchSearch:
             self.show(plan)
 
     def run(self) -> tuple[Planner, Plan]:
-        """The best plan over all numbers, with a bound that holds for all of them."""
+        """Return the best plan over all numbers, with a bound that holds for all of them."""
         numbers = self.numbers
         count = MicroBatchCandidate.of(numbers.first, candidate_meshes(numbers.first.request, numbers.first.cluster))
         if self.states_fit and (answer := _unlimited_best_if_fits(count, self.search, self.say)):
@@ -291,7 +291,7 @@ class _MicroBatchSearch:
         )
 
     def _bound_of(self, number: int) -> float:
-        """A value that no plan of a number is below: its own bound, or that of the divisors which were looked at."""
+        """Return a value that no plan of a number is below: its own bound, or that of the divisors which were looked at."""
         if number in self.bounds:
             return self.bounds[number]
         # The bound of every divisor holds, so the highest one does. Example: 12 is bounded by 1, 2, 3, 4 and 6, where they were looked at.
@@ -305,7 +305,7 @@ class _MicroBatchSearch:
         return self.least_on[count.micro_batches]
 
     def _bound_on(self, mesh: DeviceMesh, count: MicroBatchCandidate) -> float:
-        """A value that no plan of any memory on one mesh is below, with a number of micro-batches or with a multiple of it."""
+        """Return a value that no plan of any memory on one mesh is below, with a number of micro-batches or with a multiple of it."""
         of_divisors = [on[mesh] for n, on in self.least_on.items() if count.micro_batches % n == 0 and mesh in on]
         least = max(of_divisors, default=0.0)
         if least >= self.known:
@@ -315,7 +315,7 @@ class _MicroBatchSearch:
         return max(least, bound_on_mesh(count.bounding, mesh, relaxed=relaxed))
 
     def _over_all(self, planner: Planner, plan: Plan) -> tuple[Planner, Plan]:
-        """The plan with a bound that holds for every number of micro-batches that the request admits."""
+        """Return the plan with a bound that holds for every number of micro-batches that the request admits."""
         if not (self.numbers.several and plan.fits and planner.objective() == "time") or plan.bound is None:
             return planner, plan
         value, end = planner.value(plan), self._last_useful
@@ -326,7 +326,8 @@ class _MicroBatchSearch:
 
 
 def bound_on_mesh(planner: Planner, mesh: DeviceMesh, *, relaxed: bool = True) -> float:
-    """A value that no plan of any memory on one mesh is below; 0 if it is not known. `relaxed`: also where the space is a smaller one.
+    """Return a value that no plan of any memory on one mesh is below; 0 if it is not known. `relaxed`: also where the space is a smaller
+    one.
 
     Of `MicroBatchCandidate.bounding` it holds for multiples of the number of micro-batches too. ALBERT, whose layers share their weights,
     is searched in a smaller space. Its first plan took 16 s as long as these had no bound: no mesh was left out at 2, 4, 8 and 16
@@ -345,8 +346,8 @@ def bound_on_mesh(planner: Planner, mesh: DeviceMesh, *, relaxed: bool = True) -
 def _plan_number(
     count: MicroBatchCandidate, below: float, bounds: dict[int, float], search: MeshSearch, say: Progress
 ) -> tuple[Plan | None, float]:
-    """A plan of this number, searched without proof, None if none is within the user's budget; and the bytes per GPU that it takes. What
-    no plan of this number is below is put in `bounds`."""
+    """Return a plan of this number, searched without proof, None if none is within the user's budget; and the bytes per GPU that it takes.
+    What no plan of this number is below is put in `bounds`."""
     try:
         plan = search(count.planner, count.options, say, below=below, prove=False)
     except NoPlanFits as error:
@@ -361,7 +362,7 @@ def _plan_number(
 def _unlimited_best_if_fits(
     count: MicroBatchCandidate, search: MeshSearch, say: Progress, below: float = np.inf
 ) -> tuple[Planner, Plan] | None:
-    """The best plan of any memory without recomputation if it fits, since no plan is better then; else None."""
+    """Return the best plan of any memory without recomputation if it fits, since no plan is better then; else None."""
     if count.plain is count.planner:
         return None
     planner, objective = count.plain, count.plain.objective()
@@ -392,8 +393,8 @@ def _search_exactly(
     search: MeshSearch,
     say: Progress,
 ) -> tuple[Planner, Plan]:
-    """The best plan over the numbers that were looked at, searched exactly, the most promising number first. `chosen` is the best plan
-    of a further number. What is proven of a number raises its `bounds`. Raises NoPlanFits."""
+    """Return the best plan over the numbers that were looked at, searched exactly, the most promising number first. `chosen` is the best
+    plan of a further number. What is proven of a number raises its `bounds`. Raises NoPlanFits."""
     refused: NoPlanFits | None = None
     known = best[0].value(best[1]) * (1 + TIE) if best else np.inf
     # The number of the best plan first: its exact value makes the searches of the others short.
@@ -426,7 +427,7 @@ def _search_exactly(
 
 
 def _is_better(one: tuple[Planner, Plan], other: tuple[Planner, Plan]) -> bool:
-    """Whether the first plan is better: a plan that fits is better; then the objective counts; of two that do not fit, memory."""
+    """Return whether the first plan is better: a plan that fits is better; then the objective counts; of two that do not fit, memory."""
     (planner, plan), (other_planner, other_plan) = one, other
     if plan.fits != other_plan.fits:
         return plan.fits

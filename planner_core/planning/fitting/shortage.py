@@ -64,12 +64,12 @@ def least_state_bytes(planner: Planner) -> int:
 
 
 def states_can_fit(planner: Planner) -> bool:
-    """Whether weights, gradients and states fit if all GPUs share them evenly. If not, no plan fits."""
+    """Return whether weights, gradients and states fit if all GPUs share them evenly. If not, no plan fits."""
     return least_state_bytes(planner) <= planner.budget
 
 
 def note_oversized_states(planner: Planner) -> tuple[str, ...]:
-    """A sentence about baselines if not even evenly shared states fit: then none is planned."""
+    """Return a sentence about baselines if not even evenly shared states fit: then none is planned."""
     if states_can_fit(planner):
         return ()
     amounts = needed_and_available(least_state_bytes(planner), planner.budget)
@@ -78,8 +78,8 @@ def note_oversized_states(planner: Planner) -> tuple[str, ...]:
 
 
 def note_shortage(least: Plan, planner: Planner, at_least: float) -> tuple[Note, ...]:
-    """The notes of a plan of least memory, `least`, that needs more than the planner's budget. `at_least`: the network's sum for that
-    plan, below which no plan is. If it is far below the plan's peak, another plan may have a lower peak."""
+    """Return the notes of a plan of least memory, `least`, that needs more than the planner's budget. `at_least`: the network's sum for
+    that plan, below which no plan is. If it is far below the plan's peak, another plan may have a lower peak."""
     peak = least.cost.memory_bytes["peak"]
     most = "" if peak <= at_least * (1 + BUFFERS) else "at most "
     amounts = needed_and_available(peak, planner.budget)
@@ -88,7 +88,7 @@ def note_shortage(least: Plan, planner: Planner, at_least: float) -> tuple[Note,
 
 
 def _note_idle_gpus(plan: Plan, graph: Graph) -> tuple[Note, ...]:
-    """A note about a plan most of whose GPUs hold the same weights."""
+    """Return a note about a plan most of whose GPUs hold the same weights."""
     idle = idle_axes(plan, graph)
     if not idle:
         return ()
@@ -104,7 +104,7 @@ def _note_idle_gpus(plan: Plan, graph: Graph) -> tuple[Note, ...]:
 
 
 def searched_plans(planner: Planner) -> Sentence:
-    """The plans among which a planner looked for the one of least memory, as the subject of a sentence.
+    """Return the plans among which a planner looked for the one of least memory, as the subject of a sentence.
 
     Example: "any plan of one stage", or "any plan of one stage with TAP, in one micro-batch, recompute=none". Nobody looks at stages where
     a plan of one stage does not fit a stated budget, so that the sentence must not speak of all plans.
@@ -131,8 +131,8 @@ FILLERS = {
 
 
 def describe_memory(plan: Plan, graph: Graph, budget: float) -> str:
-    """The largest parts of the fullest GPU's memory, in words. Example: "of 76.0 GiB, 62.0 are the logits of 10,240 tokens x 152,064 words,
-    9.1 the weights and 3.2 the optimizer's states; a GPU may hold 73.3 GiB"."""
+    """Return the largest parts of the fullest GPU's memory, in words. Example: "of 76.0 GiB, 62.0 are the logits of 10,240 tokens x 152,064
+    words, 9.1 the weights and 3.2 the optimizer's states; a GPU may hold 73.3 GiB"."""
     staged = plan.cost.pipeline is not None
     # The fullest stage is not one graph whose tensors have names, so the logits are among what its last stage keeps.
     sizes = _bytes_of_kinds(plan) if staged else _bytes_of_tensors(plan, graph)
@@ -153,7 +153,7 @@ def _bytes_of_kinds(plan: Plan) -> dict[str, int]:
 
 
 def _bytes_of_tensors(plan: Plan, graph: Graph) -> dict[str, int]:
-    """Bytes at the peak, by what fills them; the logits are a part of their own."""
+    """Return the bytes at the peak, by what fills them; the logits are a part of their own."""
     sizes: dict[str, int] = {}
     shapes, losses = _logit_shapes(graph), {op.name for op in graph.top.ops if operator(op.fn).is_logits_loss}
     rows = tensors_at_peak(plan.blocks, graph, cost_model_of(plan))
@@ -167,13 +167,13 @@ def _bytes_of_tensors(plan: Plan, graph: Graph) -> dict[str, int]:
 
 
 def note_memory(plan: Plan, planner: Planner) -> tuple[Note, ...]:
-    """A note about what fills the memory of a plan that does not fit."""
+    """Return a note about what fills the memory of a plan that does not fit."""
     filled = "" if plan.fits else describe_memory(plan, planner.graph, planner.budget)
     return (Note(filled),) if filled else ()
 
 
 def _logit_shapes(graph: Graph) -> set[tuple[int, ...]]:
-    """The shapes of the logits of a loss, as they are made and as the loss takes them."""
+    """Return the shapes of the logits of a loss, as they are made and as the loss takes them."""
     logits = {op.inputs[0] for op in graph.top.ops if operator(op.fn).is_logits_loss}
     roots = {root(graph.top, v) for v in logits}
     casts = {op.inputs[0] for op in graph.top.ops if roots & {root(graph.top, v) for v in op.outputs}}
@@ -188,7 +188,7 @@ def _tokens_of_logits(logits: PeakTensor) -> int:
 
 
 def needed_and_available(needed: float, budget: float) -> Sentence:
-    """How many bytes a GPU needs and has, with as many digits as tell them apart."""
+    """Return how many bytes a GPU needs and has, with as many digits as tell them apart."""
     first = 1 if budget > 2**30 else 4
     digits = next((d for d in range(first, 9) if f"{needed / 2**30:.{d}f}" != f"{budget / 2**30:.{d}f}"), 9)
     needs, has = (memory_amount(n, f"{n / 2**30:.{digits}f} GiB") for n in (needed, budget))
@@ -237,15 +237,16 @@ class UnevenBatch:
 
 
 def find_uneven_batch(planner: Planner) -> UnevenBatch | None:
-    """The nearest numbers of samples on both sides that all GPUs can share evenly; None if the request's number is one, or if there are
-    fewer samples than GPUs, which share each sample then."""
+    """Return the nearest numbers of samples on both sides that all GPUs can share evenly; None if the request's number is one, or if there
+    are fewer samples than GPUs, which share each sample then."""
     batch, gpus = planner.workload.batch, planner.cluster.num_gpus
     below = batch // gpus * gpus
     return UnevenBatch(batch, gpus, below, below + gpus) if batch > gpus and below != batch else None
 
 
 def note_small_batch(batch: int, num_gpus: int, accumulate: int) -> tuple[Note, ...]:
-    """A note that a step has fewer samples than GPUs, with the batch that gives each GPU a sample of each of `accumulate` micro-batches."""
+    """Return a note that a step has fewer samples than GPUs, with the batch that gives each GPU a sample of each of `accumulate`
+    micro-batches."""
     if batch >= num_gpus:
         return ()
     few = f"{batch:,} sample{'s' * (batch > 1)} a step give each of {num_gpus:,} GPUs less than a sample; "
@@ -253,7 +254,7 @@ def note_small_batch(batch: int, num_gpus: int, accumulate: int) -> tuple[Note, 
 
 
 def note_repeated_work(plan: Plan) -> tuple[Note, ...]:
-    """A message if GPUs of a plan do the same work, since the samples of a step cannot be dealt out to them."""
+    """Return a message if GPUs of a plan do the same work, since the samples of a step cannot be dealt out to them."""
     mesh, batch, alone = plan.mesh, int(plan.workload["batch"]), replicated_gpus(plan)
     if alone == 1 or batch % mesh.num_devices == 0:
         return ()
@@ -267,7 +268,7 @@ def note_repeated_work(plan: Plan) -> tuple[Note, ...]:
 
 
 def idle_axes(plan: Plan, graph: Graph) -> list[int]:
-    """The mesh axes of more than one device on which most of the weights are not sharded."""
+    """Return the mesh axes of more than one device on which most of the weights are not sharded."""
     total, split = 0, [0] * len(plan.mesh.axis_sizes)
     for label, plans in plan.blocks.items():
         for value in block_of(graph, label).values:
@@ -280,14 +281,14 @@ def idle_axes(plan: Plan, graph: Graph) -> list[int]:
 
 
 def needs_buffers(answer: Answer, budget: float) -> bool:
-    """Whether the network's sum of the least memory nearly fits, and its peak is well above the sum. Buffers for gathered weights may
-    be why: the sum does not hold them."""
+    """Return whether the network's sum of the least memory nearly fits, and its peak is well above the sum. Buffers for gathered weights
+    may be why: the sum does not hold them."""
     sum_bytes = memory_bytes(answer.smallest) if answer.smallest else float("inf")
     return sum_bytes <= budget * NEARLY and answer.least_memory > sum_bytes * (1 + BUFFERS)
 
 
 def note_meshes_left_out(plan: Plan, wide: TooWide | None) -> Plan:
-    """The best plan of the meshes that were searched. `wide`: the error of a mesh that was not, which may have a better one."""
+    """Return the best plan of the meshes that were searched. `wide`: the error of a mesh that was not, which may have a better one."""
     if wide is None:
         return plan
     sentence = f"not proven: a mesh was left out, since its search needs a table of {wide.entries:.2g} numbers"
@@ -304,7 +305,7 @@ def refuse_or_least_memory(
     wide: TooWide | None,
     bound: float,
 ) -> Plan:
-    """What `choose_mesh` gives or raises if no plan fits on the meshes. `least`: the answer of least memory, and its problem."""
+    """Return what `choose_mesh` gives or raises if no plan fits on the meshes. `least`: the answer of least memory, and its problem."""
     # A search below a known value does not look for the least memory, so it has none to tell.
     if below < float("inf"):
         raise NoPlanFits(f"no plan that fits is better than {below:.4g}", bound=min(below, bound))
@@ -322,7 +323,8 @@ def refuse_or_least_memory(
 
 
 def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem, bound: float, at_least: float) -> Plan:
-    """The plan of least memory, which does not fit. Raises NoPlanFits if the user gave a budget. `at_least`: bytes that no plan is below.
+    """Return the plan of least memory, which does not fit. Raises NoPlanFits if the user gave a budget. `at_least`: bytes that no plan is
+    below.
 
     `bound`: a value that no plan which fits is below. A search without a proof may have missed one. Infinite if none fits, which a plan
     says by no bound.
@@ -354,7 +356,8 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem, bo
 
 
 def note_uncounted_memory(plan: Plan, graph: Graph) -> tuple[str, ...]:
-    """A note about the operator that takes most bytes of constants that are not in the planned memory, if these are many of the peak's."""
+    """Return a note about the operator that takes most bytes of constants that are not in the planned memory, if these are many of the
+    peak's."""
     num_bytes, op, largest = max(
         _uncounted_by_op(plan, graph), key=lambda uncounted: uncounted[0], default=(0, None, None)
     )
@@ -385,7 +388,7 @@ def _uncounted_by_op(plan: Plan, graph: Graph) -> Iterator[tuple[int, Op, Value]
 
 
 def note_host_wait(plan: Plan) -> tuple[str, ...]:
-    """A sentence about the wait for the host in the step of a chosen plan: the search does not minimise it, so it is bounded here.
+    """Return a sentence about the wait for the host in the step of a chosen plan: the search does not minimise it, so it is bounded here.
 
     It names the plan, since one with stages may be recommended behind it, of which none of this holds."""
     waits, bound = plan.cost.host_wait_s, plan.bound
@@ -409,7 +412,7 @@ def note_host_wait(plan: Plan) -> tuple[str, ...]:
 
 
 def note_uneven_vocabulary(layout: str | None, graph: Graph) -> tuple[str, ...]:
-    """A sentence about a vocabulary that the tensor-parallel ranks of the stated layout do not share evenly: tools pad it."""
+    """Return a sentence about a vocabulary that the tensor-parallel ranks of the stated layout do not share evenly: tools pad it."""
     words, tp = graph.config.get(VOCABULARY), 1 if layout is None else parse_layout(layout).tp
     if not isinstance(words, int) or words % tp == 0:
         return ()

@@ -27,13 +27,13 @@ SLOWER = 0.02
 
 
 def leads_by_simplicity(plan: Plan) -> bool:
-    """Whether a plan leads since it is simpler than the fastest one, and ties with it."""
+    """Return whether a plan leads since it is simpler than the fastest one, and ties with it."""
     return any(note.kind is NoteKind.TIE for note in plan.notes)
 
 
 def prefer_simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], say: Progress) -> list[Plan]:
-    """The plan that leads, and behind it the fastest one if that is another. `others`: if one of these that fits is faster than the plan
-    on one axis, that does not lead. Nor does it if the user set the mesh, the memory, a tool or the micro-batch, or asks for another
+    """Return the plan that leads, and behind it the fastest one if that is another. `others`: if one of these that fits is faster than the
+    plan on one axis, that does not lead. Nor does it if the user set the mesh, the memory, a tool or the micro-batch, or asks for another
     objective."""
     request = planner.request
     bound = (request.mesh, request.tool, request.memory_gb, request.micro_batch)
@@ -68,5 +68,5 @@ def _fits_and_is_faster(other: Plan, plan: Plan) -> bool:
 
 
 def without_simpler(plans: tuple[Plan, ...]) -> tuple[Plan, ...]:
-    """The same plans with the fastest one in front, as the search named it, and without a simpler one."""
+    """Return the same plans with the fastest one in front, as the search named it, and without a simpler one."""
     return (replace(plans[1], name=plans[0].name), *plans[2:]) if leads_by_simplicity(plans[0]) else plans

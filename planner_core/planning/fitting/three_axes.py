@@ -46,7 +46,7 @@ UNEVEN = 4
 
 
 def meshes_of_three(planner: Planner, *, short: bool = False) -> list[DeviceMesh]:
-    """The meshes to search beside those of two axes; none where these are enough, or where the user named a mesh, tool or method.
+    """Return the meshes to search beside those of two axes; none where these are enough, or where the user named a mesh, tool or method.
 
     `short`: no plan on two axes fits, so three are tried on few GPUs as well."""
     request, n, node = planner.request, planner.cluster.num_gpus, planner.cluster.levels[0].size
@@ -65,7 +65,7 @@ def meshes_of_three(planner: Planner, *, short: bool = False) -> list[DeviceMesh
 
 
 def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
-    """The best plan on a mesh of three axes if it is better than `plan`, which is the best on two; else `plan`."""
+    """Return the best plan on a mesh of three axes if it is better than `plan`, which is the best on two; else `plan`."""
     options = meshes_of_three(planner, short=not plan.fits)
     # No mesh shares weights and states better than evenly, so none is built if that is too much.
     if not options or (not plan.fits and not states_can_fit(planner)):
@@ -131,12 +131,12 @@ def _best_below(
     below: float = math.inf,
     prove: bool = True,
 ) -> Plan:
-    """What `choose_mesh` gives if it looks for no plan above `most`."""
+    """Return what `choose_mesh` gives if it looks for no plan above `most`."""
     return choose_mesh(planner, options, say, below=min(below, most), prove=prove)
 
 
 def _first_gpus(cluster: Cluster, gpus: int) -> Cluster | None:
-    """The cluster of the first `gpus` GPUs, if they fill whole units of each level."""
+    """Return the cluster of the first `gpus` GPUs, if they fill whole units of each level."""
     levels, rest = [], gpus
     for level in cluster.levels:
         size = max(d for d in divisors(rest) if d <= level.size)

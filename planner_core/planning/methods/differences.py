@@ -41,7 +41,7 @@ class Difference:
 
     @staticmethod
     def of(names: Iterable[str], what: str, kind: DifferenceKind = DifferenceKind.OTHER) -> Difference:
-        """A difference of some layers or weights."""
+        """Return a difference of some layers or weights."""
         known = list(names)
         return Difference(f"{describe_modules(known)}: {what}", kind, tuple(dict.fromkeys(map(star_numbers, known))))
 

@@ -41,7 +41,7 @@ def _load_vendor_plans() -> Mapping[str, Mapping[str, str]]:
 
 
 def vendor_plan(config: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """The plan that ships with a model's config. For a composite model it includes the plan of its text model."""
+    """Return the plan that ships with a model's config. For a composite model it includes the plan of its text model."""
     halves = [config.get("text_config"), *config.values()]
     plans = [
         _load_vendor_plans().get(str(part.get("model_type"))) for part in (*halves, config) if isinstance(part, Mapping)
@@ -52,12 +52,12 @@ def vendor_plan(config: Mapping[str, Any]) -> Mapping[str, str] | None:
 
 
 def splits_evenly(shape: tuple[int, ...], dim: int, parts: int, packed: bool) -> bool:
-    """Whether `dim` can be sharded over `parts` devices; if it is `packed` (gate and up), each half must be."""
+    """Return whether `dim` can be sharded over `parts` devices; if it is `packed` (gate and up), each half must be."""
     return shape[dim] % (parts * (2 if packed else 1)) == 0
 
 
 def style_of(name: str, plan: Mapping[str, str]) -> str:
-    """The style that `plan` gives to a parameter or its module; empty if it is not a style that shards."""
+    """Return the style that `plan` gives to a parameter or its module; empty if it is not a style that shards."""
     module = name.rpartition(".")[0]
     styles = (
         s
@@ -69,7 +69,7 @@ def style_of(name: str, plan: Mapping[str, str]) -> str:
 
 
 def split_dim(name: str, ndim: int, plan: Mapping[str, str]) -> int | None:
-    """The dim along which `plan` shards the parameter with this full name; None: it is Replicate."""
+    """Return the dim along which `plan` shards the parameter with this full name; None: it is Replicate."""
     module, _, last = name.rpartition(".")
     for pattern, style in plan.items():
         for path in (name, module):
@@ -153,7 +153,7 @@ def _first_calls(graph: Graph) -> dict[str, str]:
 
 
 def vendor_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restriction | None:
-    """The restriction to the plan that ships with the model, on the last mesh axis; the first of two axes is data parallel. None if
+    """Return the restriction to the plan that ships with the model, on the last mesh axis; the first of two axes is data parallel. None if
     the model does not have such a plan.
 
     `free`: the same constraints (memory of weights, mesh), but each weight that the plan shards may be sharded along any dim.

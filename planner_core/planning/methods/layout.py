@@ -162,8 +162,8 @@ class Layout:
         return cut
 
     def count_micro_batches(self, batch: int, of_chosen: int, micro_batch: int | None = None) -> int:
-        """The micro-batches of a step of `batch` samples, of which a rank computes `micro_batch` at once. Raises InputError if these do not
-        divide the batch.
+        """Return the micro-batches of a step of `batch` samples, of which a rank computes `micro_batch` at once. Raises InputError if these
+        do not divide the batch.
 
         Where nobody states their size, a layout with stages takes one sample, since its ranks stand idle less with many micro-batches. Any
         other has as many as the chosen plan, `of_chosen`. Example: 64 samples on dp=4,tp=2,pp=2 are 16 micro-batches; 2 would leave it
@@ -237,12 +237,12 @@ class Layout:
         return 0 if self.cp == 1 else 3 if self.fsdp > 1 else self.zero
 
     def mesh(self) -> DeviceMesh:
-        """The mesh, its axes named by their roles."""
+        """Return the mesh, its axes named by their roles."""
         names, sizes = zip(*self.degrees, strict=True)
         return DeviceMesh(names, sizes)
 
     def space(self) -> Space:
-        """The plans that follow the layout."""
+        """Return the plans that follow the layout."""
         return Space(self, self.mesh(), self.restriction, self.stages, self.joined, self.pipe)
 
     def to_json(self) -> dict[str, Any]:
@@ -250,7 +250,8 @@ class Layout:
         return asdict(self)
 
     def restriction(self, graph: Graph) -> AxisRules:
-        """The layout as a restriction of the space of plans on its mesh. A weight whose sizes cannot be sharded is not restricted."""
+        """Return the layout as a restriction of the space of plans on its mesh. A weight whose sizes cannot be sharded is not
+        restricted."""
         dealt = weights_at_stage(3 if self.fsdp > 1 else self._whole_stage)
         rules: dict[str, tuple[PairTest, PairTest, Mapping[Kind, OperatorRows]]] = {
             "data": (is_batch_split, weights_at_stage(self._whole_stage), {}),
@@ -268,7 +269,7 @@ class Layout:
 
 
 def weights_at_stage(stage: int) -> PairTest:
-    """The test of a weight that is used Replicate: a matrix is in this ZeRO stage; biases and norms have a summed gradient. A weight
+    """Return the test of a weight that is used Replicate: a matrix is in this ZeRO stage; biases and norms have a summed gradient. A weight
     that is not trained has neither gradient nor states, so stages below 3 keep it whole, and stage 3 shards it as it shards others."""
 
     def test(value: Value, pair: AxisState) -> bool:
@@ -295,7 +296,7 @@ def parse_layout(text: str) -> Layout:
 
 
 def _find_contradiction(layout: Layout) -> str:
-    """What contradicts itself in a layout, and what would do; empty if nothing does."""
+    """Return what contradicts itself in a layout, and what would do; empty if nothing does."""
     if layout.zero == 3 and layout.fsdp > 1:
         return f"fsdp={layout.fsdp} shards the weights already; leave zero=3 out"
     if layout.zero == 3 and layout.cp == 1:
@@ -313,7 +314,7 @@ def _find_contradiction(layout: Layout) -> str:
 
 
 def _stage_contradiction(layout: Layout) -> str:
-    """What contradicts itself in the stages of a layout."""
+    """Return what contradicts itself in the stages of a layout."""
     if layout.pp == 1 and (layout.vp > 1 or layout.schedule or layout.copies or layout.order != ORDERS[0]):
         return "vp, schedule, copies and order say how the stages of pp ranks run; give pp=2 or more, or leave them out"
     if layout.copies and len(layout.copies) != layout.pp * layout.vp:
@@ -357,7 +358,8 @@ def _parse_words(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _parse_choice(word: str, value: str, where: str) -> str | tuple[int, ...]:
-    """The kind of attention on context ranks, of schedule or of order that a word names, or the copies of each stage. Raises InputError."""
+    """Return the kind of attention on context ranks, of schedule or of order that a word names, or the copies of each stage. Raises
+    InputError."""
     if word == "copies":
         if not re.fullmatch(r"[1-9]\d{0,3}(-[1-9]\d{0,3})+", value):
             raise InputError(f"{where} must be the copies of each stage, as in copies=9-11-11-9")
@@ -413,7 +415,7 @@ the gradients of weights apart from those of inputs."""
 
 
 def note_schedule(layout: Layout, stack: str | None) -> tuple[str, ...]:
-    """A sentence about stages that are priced, but that the stated stack does not run."""
+    """Return a sentence about stages that are priced, but that the stated stack does not run."""
     runs = SCHEDULES_OF_STACKS.get(stack or USUAL_STACK, SCHEDULES)
     if layout.pp == 1 or not layout.schedule or layout.schedule in runs:
         return ()

@@ -35,7 +35,8 @@ class Fault:
 
 
 def may_state(graph: Graph) -> frozenset[str]:
-    """Which of the words `cp` and `ep` a layout of this model may have: it has attention over tokens, and experts that can be dealt out."""
+    """Return which of the words `cp` and `ep` a layout of this model may have: it has attention over tokens, and experts that can be dealt
+    out."""
     splits = {(operator(op.fn).kind, row.name) for block, op in _ops_of(graph) for row in rows(op, block.values)}
     # The row `heads` says nothing of tokens: any attention over several heads has it.
     by_tokens = any((Kind.ATTENTION, name) in splits for names in CP_TYPES.values() for name in names - {"heads"})
@@ -43,13 +44,13 @@ def may_state(graph: Graph) -> frozenset[str]:
 
 
 def operator_faults(graph: Graph, layout: Layout) -> list[Fault]:
-    """The reasons, known from sizes alone, why the model's operators cannot follow a layout; see `undecided_fault` for one whose list is
-    empty and that has no plan all the same."""
+    """Return the reasons, known from sizes alone, why the model's operators cannot follow a layout; see `undecided_fault` for one whose
+    list is empty and that has no plan all the same."""
     return list(dict.fromkeys(_all_faults(graph, layout)))
 
 
 def undecided_fault(problem: Problem, layout: Layout) -> str:
-    """The operator because of which a layout has no plan, as a sentence without a way out."""
+    """Return the operator because of which a layout has no plan, as a sentence without a way out."""
     group = find_infeasible_group(problem)
     if group is None:
         return f"the operators of {problem.coarse.graph.name} cannot follow {layout} together"
@@ -61,13 +62,13 @@ def undecided_fault(problem: Problem, layout: Layout) -> str:
 
 
 def _joins_samples_and_tokens(block: Block, op: Op) -> bool:
-    """Whether an operator is a view that makes one dim of the samples and their tokens."""
+    """Return whether an operator is a view that makes one dim of the samples and their tokens."""
     shape, result = (block.values[values[0]].meta.shape if values else () for values in (op.inputs, op.outputs))
     return len(shape) > len(result) > 0 and shape[0] > 1 and result[0] == shape[0] * shape[1]
 
 
 def unsearchable_faults(graph: Graph, layout: Layout, *, of_any_samples: bool = False) -> list[Fault]:
-    """The reasons that a search would not find: it would price a layout that the model does not have, or that no tool runs so.
+    """Return the reasons that a search would not find: it would price a layout that the model does not have, or that no tool runs so.
 
     `of_any_samples`: only those that hold for smaller micro-batches too."""
     return list(dict.fromkeys(_all_unsearchable_faults(graph, layout, of_any_samples)))
@@ -163,8 +164,8 @@ def _ops_of(graph: Graph) -> Iterator[tuple[Block, Op]]:
 
 
 def megatron_fault(plan: Plan) -> str:
-    """Why the flags written for Megatron-LM do not state a plan's model; empty if they do. Its GPTModel would be another model, of another
-    price. Read from the plan, so that an export needs no graph."""
+    """Return why the flags written for Megatron-LM do not state a plan's model; empty if they do. Its GPTModel would be another model, of
+    another price. Read from the plan, so that an export needs no graph."""
     name, config = plan.model["name"], plan.model.get("config") or {}
     if config.get("model_type") != "gpt2" and not {"hidden_size", "num_attention_heads"} <= config.keys():
         return f"{name} has no hidden_size and num_attention_heads in its config, so Megatron-LM's flags do not describe it"
@@ -197,7 +198,7 @@ def megatron_fault(plan: Plan) -> str:
 
 
 def linear_biases(plan: Plan) -> dict[str, bool]:
-    """Whether each linear layer of a plan's blocks has a bias. The head is left out: GPTModel's has none, whatever the flags say."""
+    """Return whether each linear layer of a plan's blocks has a bias. The head is left out: GPTModel's has none, whatever the flags say."""
     return {
         scope: f"{scope}.bias" in block.params
         for block in plan.blocks.values()

@@ -65,11 +65,11 @@ class Method:
         return self.plan_title or self.title[:1].upper() + self.title[1:]
 
     def highest_stage(self, zero: int | None) -> int:
-        """The highest ZeRO stage of its space, where the request asks for the stage `zero` (None: the search chooses it)."""
+        """Return the highest ZeRO stage of its space, where the request asks for the stage `zero` (None: the search chooses it)."""
         return self.zero if self.usual_stage is None else min(self.usual_stage, max(ZERO) if zero is None else zero)
 
     def describe_aim(self, objective: str) -> str | None:
-        """What its plans make least where the request asks for `objective`: `least bytes`. None where that is the step's time."""
+        """Return what its plans make least where the request asks for `objective`: `least bytes`. None where that is the step's time."""
         least = self.objective or objective
         return None if least == "time" else "least bytes" if self.by_volume else f"least {least} time"
 

@@ -70,14 +70,14 @@ PAIR_FORMS: Mapping[str, PairForm] = {
 
 
 def may_split_tokens(form: PairForm, graph: Graph) -> bool:
-    """Whether a form shards tokens in a model. Stock styles do so in the layers of text models that transformers has a plan for; the
+    """Return whether a form shards tokens in a model. Stock styles do so in the layers of text models that transformers has a plan for; the
     code of others mixes parts of the tokens with whole tensors, and so does a router."""
     products = (op for b in (graph.top, *graph.blocks.values()) for op in b.ops if op.fn in WEIGHT_OF)
     return form.tokens and vendor_plan(graph.config) is not None and all(op.module in STOCK for op in products)
 
 
 def splittable_layers(plan: Plan, graph: Graph, form: PairForm) -> TpLayout:
-    """The layers that a form shards where a plan shards all that it can. Raises InputError if there are none."""
+    """Return the layers that a form shards where a plan shards all that it can. Raises InputError if there are none."""
     layout = tensor_layout(plan)
     ops = [("", op) for op in graph.top.ops] + [(c.prefix, o) for c in graph.calls() for o in graph.blocks[c.block].ops]
     names = [(join_name(prefix, split_site(op.name)[0]), op) for prefix, op in ops if op.fn in WEIGHT_OF]
@@ -135,7 +135,7 @@ class FormRules(VendorRules):
 
 
 def _runs_in_part(op: Op, row: Row) -> bool:
-    """Whether a product with a whole weight runs on a part of its input."""
+    """Return whether a product with a whole weight runs on a part of its input."""
     at = WEIGHT_OF.get(op.fn)
     return at is not None and at < len(row.inputs) and row.inputs[at][0] == R and row.name != "R"
 
@@ -143,7 +143,7 @@ def _runs_in_part(op: Op, row: Row) -> bool:
 def form_rules(
     graph: Graph, mesh: DeviceMesh, layout: TpLayout, *, stage: int, sequence: bool, alone: bool = False
 ) -> FormRules:
-    """The restriction on a mesh. `stage`: that of ZeRO on the data axes. `alone`: a layer that is of no pair may also be whole,
+    """Return the restriction on a mesh. `stage`: that of ZeRO on the data axes. `alone`: a layer that is of no pair may also be whole,
     or sharded along another dim."""
     axes, data = range(len(mesh.axis_sizes)), zero_stage_test(stage)
     return FormRules(
@@ -180,7 +180,7 @@ def _pair_test(graph: Graph, layout: TpLayout, alone: bool) -> PairTest:
 
 
 def _form_dim(name: str, layout: TpLayout) -> int | None:
-    """The dim along which the form shards a parameter."""
+    """Return the dim along which the form shards a parameter."""
     module, _, last = name.rpartition(".")
     if module in layout.experts:
         return EXPERTS.get(last)
@@ -191,8 +191,8 @@ def _form_dim(name: str, layout: TpLayout) -> int | None:
 
 
 def sum_for_each_column(plan: Plan, graph: Graph, axis: int) -> dict[str, BlockPlan]:
-    """The blocks of a plan whose column-sharded layers do not share the sum of their input's gradient: each reader of a tensor reduces
-    its own gradient on an axis, instead of the tensor that all of them read."""
+    """Return the blocks of a plan whose column-sharded layers do not share the sum of their input's gradient: each reader of a tensor
+    reduces its own gradient on an axis, instead of the tensor that all of them read."""
     return {
         label: replace(bp, sites=_sites_alone(bp, block_of(graph, label), axis)) for label, bp in plan.blocks.items()
     }
@@ -220,14 +220,14 @@ def _sites_alone(bp: BlockPlan, block: Block, axis: int) -> dict[str, SitePlan]:
 
 
 def _without_gradient_step(edge: Edge, step: Step) -> Edge:
-    """The edge of a result without a step of its gradient."""
+    """Return the edge of a result without a step of its gradient."""
     return replace(
         edge, dst=_replace_gradient(edge.dst, step), backward=tuple(s for s in edge.backward if s is not step)
     )
 
 
 def _with_gradient_step(edge: Edge, step: Step) -> Edge:
-    """The edge of an operand with a step of its gradient."""
+    """Return the edge of an operand with a step of its gradient."""
     if edge.dst.gradient[step.axis] != P:  # it is whole, and was divided to be added to the others
         return replace(
             edge, src=_replace_gradient(edge.src, step), backward=tuple(s for s in edge.backward if s.axis != step.axis)

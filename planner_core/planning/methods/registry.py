@@ -133,7 +133,8 @@ ALL: Mapping[str, Method] = {**METHODS, **BASELINES}
 
 
 def find_method(text: str) -> str:
-    """The name in `METHODS` of a method as a user writes it: its name or its title, in any case. What is neither is returned as it is."""
+    """Return the name in `METHODS` of a method as a user writes it: its name or its title, in any case. What is neither is returned as it
+    is."""
     said = str(text).casefold()
     return next((m.name for m in METHODS.values() if said in (m.name.casefold(), m.title.casefold())), text)
 
@@ -146,7 +147,7 @@ OWN_WORKLOAD = (
 
 
 def note_compared_workload(workload: Workload) -> Note:
-    """A note about the micro-batches and the recomputation at which methods of papers are compared."""
+    """Return a note about the micro-batches and the recomputation at which methods of papers are compared."""
     many = "one micro-batch" if workload.accumulate == 1 else f"{workload.accumulate} micro-batches"
     recomputed = "no recomputation" if workload.recompute == "none" else f"recomputation {workload.recompute}"
     return Note(

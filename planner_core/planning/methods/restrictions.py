@@ -101,7 +101,7 @@ class AxisRules(Restriction):
             self._forbid_states(net, name, node.index, passes)
 
     def _of_parameter(self, axis: int, reader: Kind | None) -> PairTest | None:
-        """The test of a parameter on an axis; None if it may have every state. `reader`: the kind of product that reads it."""
+        """Return the test of a parameter on an axis; None if it may have every state. `reader`: the kind of product that reads it."""
         test, runs = self.parameters[axis], self._kinds_on(axis).get(reader) if reader else None
         # Experts over ranks use their weights where they are, whatever stage the axis has for other weights.
         if runs and runs.weights:
@@ -147,7 +147,7 @@ class AxisRules(Restriction):
         return self._samples[where.name]
 
     def _takes_part_of_stream(self, where: Block, op: Op, row: Row) -> bool:
-        """Whether a layer with a weight reads some features of each token of the residual stream."""
+        """Return whether a layer with a weight reads some features of each token of the residual stream."""
         if operator(op.fn).kind is not Kind.PRODUCT or all(where.values[v].kind != "parameter" for v in op.inputs):
             return False
         if where.name not in self._stream_values:
@@ -159,7 +159,7 @@ class AxisRules(Restriction):
         )
 
     def _values_of_stream(self, where: Block) -> frozenset[int]:
-        """The values of a block that are computed of the residual stream without a product between: what norms make of it."""
+        """Return the values of a block that are computed of the residual stream without a product between: what norms make of it."""
         # Seeds are what enters the block: a product's result may have the stream's shape too, and its layers may be cut by features.
         results = {v for op in where.ops for v in op.outputs}
         stream = {
@@ -194,7 +194,7 @@ class AxisRules(Restriction):
 
 
 def residual_shapes(graph: Graph) -> set[tuple[int, ...]]:
-    """The shapes of the activations that pass between repeated blocks."""
+    """Return the shapes of the activations that pass between repeated blocks."""
     return {
         b.values[i].meta.shape
         for b in graph.blocks.values()
@@ -204,59 +204,60 @@ def residual_shapes(graph: Graph) -> set[tuple[int, ...]]:
 
 
 def is_matrix(v: Value) -> bool:
-    """Whether a parameter is a weight matrix (or a larger tensor) rather than a bias or a norm."""
+    """Return whether a parameter is a weight matrix (or a larger tensor) rather than a bias or a norm."""
     return len(v.meta.shape) >= 2
 
 
 def pass_any(v: Value, pair: AxisState) -> bool:
-    """Every state passes."""
+    """Return True: every state passes."""
     return True
 
 
 def is_batch_split(v: Value, pair: AxisState) -> bool:
-    """The first dim is sharded."""
+    """Return whether the first dim is sharded."""
     return bool(pair[0] == Shard(0))
 
 
 def is_unsplit(v: Value, pair: AxisState) -> bool:
-    """Replicate or Partial."""
+    """Return whether the tensor is Replicate or Partial."""
     return pair[0] in (R, P)
 
 
 def is_sequence_split(v: Value, pair: AxisState) -> bool:
-    """The second dim (tokens) is sharded."""
+    """Return whether the second dim (tokens) is sharded."""
     return bool(pair[0] == Shard(1))
 
 
 def sums_gradient_whole(v: Value, pair: AxisState) -> bool:
-    """A Replicate parameter whose gradient is summed once a step, and whose states are whole."""
+    """Return whether a parameter is Replicate, with a gradient that is summed once a step and states that are whole."""
     return (pair[0] == R and not v.grad) or (pair[:2] == (R, P) and pair[2:3] in ((), (R,)))
 
 
 def sums_gradient_once(v: Value, pair: AxisState) -> bool:
-    """A Replicate parameter whose gradient is summed once a step. Its states are whole or, in ZeRO-1, sharded."""
+    """Return whether a parameter is Replicate, with a gradient that is summed once a step. Its states are whole or, in ZeRO-1, sharded."""
     return sums_gradient_whole(v, pair) or pair[3] == 1
 
 
 def is_sharded_matrix(v: Value, pair: AxisState) -> bool:
-    """A matrix is sharded on this axis. Small parameters pass in every state."""
+    """Return whether a matrix is sharded on this axis. Small parameters pass in every state."""
     return isinstance(pair[0], Shard) or not is_matrix(v)
 
 
 def zero_stage_test(stage: int) -> PairTest:
-    """The test of parameters on a data axis on which matrices have a ZeRO stage. In stages 1 to 3 small ones pass in every state."""
+    """Return the test of parameters on a data axis on which matrices have a ZeRO stage. In stages 1 to 3 small ones pass in every state."""
     if stage in (0, 3):
         return is_sharded_matrix if stage else sums_gradient_whole
     return lambda v, pair: pair[3] == stage or not is_matrix(v)
 
 
 def is_expert_parallel(v: Value, pair: AxisState) -> bool:
-    """The weight of experts: each rank has some of the experts, and uses them where they are."""
+    """Return whether each rank has some of the experts, and uses their weights where they are."""
     return bool(pair[0] == Shard(0) and pair[3] == NO_STAGE)
 
 
 def is_used_in_parts(v: Value, pair: AxisState) -> bool:
-    """The weight of a product (see PRODUCTS) is sharded on this axis, and is not gathered at use. Other parameters pass in every state."""
+    """Return whether the weight of a product (see PRODUCTS) is sharded on this axis, and not gathered at use. All other parameters
+    pass."""
     return isinstance(pair[0], Shard) and pair[3] == NO_STAGE if is_matrix(v) else pair[3] in (NO_STAGE, 0)
 
 
@@ -284,7 +285,7 @@ class DataAxis(Restriction):
 
 
 def data_parallel_rules(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    """The batch is sharded over all GPUs. Every weight is Replicate, and its gradient is summed."""
+    """Return the rules of data parallelism: the batch is sharded over all GPUs, every weight is Replicate, and its gradient is summed."""
     return (
         AxisRules(graph, (is_batch_split,), (sums_gradient_whole,), ranks=mesh.num_devices)
         if len(mesh.axis_sizes) == 1
@@ -293,7 +294,7 @@ def data_parallel_rules(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
 
 
 def fsdp_rules(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    """The batch is sharded over all GPUs, and so is every weight matrix."""
+    """Return the rules of FSDP: the batch is sharded over all GPUs, and so is every weight matrix."""
     return (
         AxisRules(graph, (is_batch_split,), (is_sharded_matrix,), ranks=mesh.num_devices)
         if len(mesh.axis_sizes) == 1
@@ -302,8 +303,10 @@ def fsdp_rules(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
 
 
 def megatron_rules(stream: PairTest) -> Restrict:
-    """Products are sharded over the last mesh axis, where the residual stream passes the test `stream`. The first of two axes shards
-    the batch. On it the optimizer states may be sharded, as Megatron-LM's distributed optimizer does (ZeRO-1)."""
+    """Return the rules of Megatron-LM.
+
+    Products are sharded over the last mesh axis, where the residual stream passes the test `stream`. The first of two axes shards the
+    batch. On it the optimizer states may be sharded, as Megatron-LM's distributed optimizer does (ZeRO-1)."""
 
     def restrict(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
         if len(mesh.axis_sizes) == 1:

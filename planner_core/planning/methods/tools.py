@@ -56,7 +56,7 @@ torchtitan takes."""
 
 
 def tool_term(tool: str) -> Term:
-    """A tool for a sentence; the page has another name for it."""
+    """Return a tool for a sentence; the page has another name for it."""
     return Term("tool", tool, None, tool)
 
 
@@ -82,7 +82,7 @@ def check_tool(tool: str | None) -> None:
 def tool_spaces(
     tool: str | None, cluster: Cluster, seq: int | None = None, batch: int | None = None
 ) -> tuple[Space, ...]:
-    """All that a tool can be told on a cluster for samples of `seq` tokens, `batch` a step; empty if every plan may be chosen, since
+    """Return all that a tool can be told on a cluster for samples of `seq` tokens, `batch` a step; empty if every plan may be chosen, since
     no tool is named or the form that runs every plan. Raises InputError for a tool whose settings are not known here."""
     tool = bounding_tool(tool)
     if tool is None:
@@ -111,7 +111,7 @@ def list_layouts(graph: Graph, batch: int, num_gpus: int) -> list[Layout]:
 
 
 def _are_long_or_few(seq: int, batch: int | None, num_gpus: int) -> bool:
-    """Whether context ranks may share samples of `seq` tokens, `batch` a step: they are long, or fewer than the GPUs."""
+    """Return whether context ranks may share samples of `seq` tokens, `batch` a step: they are long, or fewer than the GPUs."""
     return seq >= LONG_TOKENS or (batch is not None and batch < num_gpus)
 
 
@@ -121,7 +121,7 @@ def list_switches(tool: str | None) -> tuple[str, ...]:
 
 
 def note_recompute(recompute: str | None, tool: str | None) -> tuple[str, ...]:
-    """A sentence about a recomputation that is priced, but that the tool which runs the plan cannot be told.
+    """Return a sentence about a recomputation that is priced, but that the tool which runs the plan cannot be told.
 
     Megatron-LM has a `selective` too, but its own runs core attention again, of which a flash kernel keeps next to nothing."""
     if tool not in TOOLS or recompute in (None, "auto", *list_switches(tool)):

@@ -64,7 +64,7 @@ class TensorParallelGroup:
     summed: tuple[str, ...] = ()
 
     def under(self, prefix: str) -> TensorParallelGroup:
-        """The same with full names."""
+        """Return the same with full names."""
         return replace(
             self,
             columns=tuple(join_name(prefix, c) for c in self.columns),
@@ -93,7 +93,7 @@ class TpLayout:
 
 
 def tensor_layout(plan: Plan) -> TpLayout:
-    """The layout of a plan. Raises InputError if the plan shards no matrix, or shards matrices over several axes."""
+    """Return the layout of a plan. Raises InputError if the plan shards no matrix, or shards matrices over several axes."""
     axis = _find_tensor_axis(plan)
     size = plan.mesh.axis_sizes[axis]
     layout = TpLayout(axis, size, plan.mesh.num_devices // size)
@@ -128,8 +128,8 @@ def tensor_layout(plan: Plan) -> TpLayout:
 
 
 def parallel_degrees(plan: Plan) -> TpLayout:
-    """The degrees of a plan, for a program that has layers of its own: tensor, context and expert ranks. Without matrices in parts, the
-    tensor-parallel degree is 1. Raises InputError if matrices are sharded over several axes."""
+    """Return the degrees of a plan, for a program that has layers of its own: tensor, context and expert ranks. Without matrices in parts,
+    the tensor-parallel degree is 1. Raises InputError if matrices are sharded over several axes."""
     roles, sizes = axis_roles(plan), plan.mesh.axis_sizes
     try:
         layout = tensor_layout(plan)
@@ -186,7 +186,7 @@ def _shard_degree(plan: Plan, others: Collection[int]) -> int:
 
 
 def _layout_by_roles(plan: Plan, axis: int, differences: Iterable[Difference] = ()) -> TpLayout:
-    """The layout with this tensor axis, by its size alone; -1: none."""
+    """Return the layout with this tensor axis, by its size alone; -1: none."""
     size = plan.mesh.axis_sizes[axis] if axis >= 0 else 1
     sequence = axis >= 0 and _splits_tokens(plan, axis)
     return TpLayout(
@@ -200,7 +200,7 @@ def _layout_by_roles(plan: Plan, axis: int, differences: Iterable[Difference] = 
 
 
 def _splits_tokens(plan: Plan, axis: int) -> bool:
-    """Whether norms run on a part of the tokens, or the sums that products leave on an axis are delivered so."""
+    """Return whether norms run on a part of the tokens, or the sums that products leave on an axis are delivered so."""
     splits = False
     for name, site in ((name, s) for b in plan.blocks.values() for name, s in b.sites.items()):
         fn, result = split_site(name)[1], site.outputs[0]
@@ -210,7 +210,7 @@ def _splits_tokens(plan: Plan, axis: int) -> bool:
 
 
 def _context_kind(plan: Plan, axis: int) -> list[str]:
-    """How attention runs on a context axis, in the words of a layout."""
+    """Return how attention runs on a context axis, in the words of a layout."""
     sites = (s for b in plan.blocks.values() for name, s in b.sites.items() if split_site(name)[1] == ATTENTION)
     kinds = []
     for site in sites:
@@ -221,12 +221,12 @@ def _context_kind(plan: Plan, axis: int) -> list[str]:
 
 
 def _recompute_of_tools(plan: Plan) -> str:
-    """The policy that a tool follows which recomputes every layer as a whole, or none."""
+    """Return the policy that a tool follows which recomputes every layer as a whole, or none."""
     return "full" if any(b.recompute != "none" for b in plan.blocks.values()) else "none"
 
 
 def recompute_by_hand(plan: Plan) -> list[str]:
-    """What a form that cannot state recomputation leaves to the trainer."""
+    """Return what a form that cannot state recomputation leaves to the trainer."""
     remark = (
         "blocks are recomputed in the plan: call model.gradient_checkpointing_enable() before, which recomputes every layer "
         "as a whole"
@@ -333,7 +333,7 @@ class _BlockReader:
                 self._between.append((scope, fn, site))
 
     def _is_gathered(self, site: SitePlan) -> bool:
-        """Whether the result of a view of open columns is gathered."""
+        """Return whether the result of a view of open columns is gathered."""
         viewed = all(fn in VIEWS for _, fn, _ in self._between)
         edge = site.outputs[0]
         return viewed and isinstance(edge.src.forward[self.axis], Shard) and edge.dst.forward[self.axis] == Replicate()
@@ -388,7 +388,7 @@ class _BlockReader:
         self.groups.append(TensorParallelGroup(columns, row, attention, tuple(summed)))
 
     def _why_broken(self, scope: str, fn: str, site: SitePlan) -> str:
-        """Why this op between columns and row cannot run on local tensors as they are."""
+        """Return why this op between columns and row cannot run on local tensors as they are."""
         a = self.axis
         if fn == ATTENTION and any(e.dst.forward[a] != Shard(1) for e in site.inputs[:3]):
             return "query, key and value heads are not all split"
@@ -405,7 +405,7 @@ def _placement_on(edge: Edge, axis: int) -> object:
 
 
 def _weights_without_style(plan: Plan, layout: TpLayout) -> list[Difference]:
-    """Parameters that the plan keeps in parts along the axis and no style splits."""
+    """Return the parameters that the plan keeps in parts along the axis and no style splits."""
     whole: dict[str, list[str]] = {}
     said = {name for d in layout.differences for name in d.modules}
     for block in plan.blocks.values():

@@ -55,7 +55,7 @@ class Band:
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The object for `plan --json`."""
+        """Return the object for `plan --json`."""
         return {
             "kind": self.kind,
             "runs": self.runs,
@@ -77,7 +77,7 @@ def count_runs(kind: str) -> int:
 
 
 def time_band(plan: Plan, cluster: Cluster) -> Band:
-    """The band of a plan on a cluster."""
+    """Return the band of a plan on a cluster."""
     table = _load_bands()
     kind = _kind_of_run(plan, cluster)
     row, why = table["kinds"][kind], _missing_evidence(plan, kind)
@@ -99,7 +99,7 @@ def time_band(plan: Plan, cluster: Cluster) -> Band:
 
 
 def _missing_evidence(plan: Plan, kind: str) -> str:
-    """The reason why no published run bounds the error of a plan; empty if some do."""
+    """Return the reason why no published run bounds the error of a plan; empty if some do."""
     roles = {role for role, size in zip(axis_roles(plan), plan.mesh.axis_sizes, strict=True) if size > 1}
     for role, what in ((EXPERT, "deals out experts"), (CONTEXT, "splits the tokens of a sample")):
         if role in roles:
@@ -108,7 +108,7 @@ def _missing_evidence(plan: Plan, kind: str) -> str:
 
 
 def num_operator_calls(plan: Plan) -> int:
-    """The calls of operators in the forward passes of a step."""
+    """Return the calls of operators in the forward passes of a step."""
     calls = sum(len(block.sites) * len(block.prefixes) for block in plan.blocks.values())
     return calls * int(plan.workload["accumulate"])
 
@@ -121,7 +121,7 @@ def time_sigma(plan: Plan, cluster: Cluster) -> float:
 
 
 def _kind_of_run(plan: Plan, cluster: Cluster) -> str:
-    """The asset's kind of a plan, by the parallelism between its most distant ranks.
+    """Return the asset's kind of a plan, by the parallelism between its most distant ranks.
 
     Expert and context parallelism communicate between operators as tensor parallelism does, so they count as it. An axis of one rank
     does not count. All plans with stages are one kind, unless operators of a stage communicate over nodes: no published run with stages

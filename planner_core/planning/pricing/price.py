@@ -156,7 +156,7 @@ class Pricer:
         return stated, (Sentence(assumed, f"{_count_samples(stated.batch)}; ", named("accumulate"), " states another"),)
 
     def _share_of_inputs(self, layout: Layout) -> int:
-        """The samples of the example inputs that each data-parallel rank has. Raises InputError."""
+        """Return the samples of the example inputs that each data-parallel rank has. Raises InputError."""
         graph = self._graph_of_inputs(None)
         batch: int = graph.workload["batch"]
         if batch % layout.data:
@@ -167,7 +167,7 @@ class Pricer:
         return batch // layout.data
 
     def planner(self, stated: Statement) -> Planner:
-        """The planner of a statement, which holds everything that does not depend on the mesh. Raises InputError."""
+        """Return the planner of a statement, which holds everything that does not depend on the mesh. Raises InputError."""
         request = Request(
             self.model,
             cluster=self.cluster.to_json(),
@@ -198,7 +198,7 @@ class Pricer:
         return self.planners[key]
 
     def _load_graph(self, request: Request) -> Graph:
-        """The graph of one micro-batch of a request. Raises InputError for samples or tokens that example inputs do not have."""
+        """Return the graph of one micro-batch of a request. Raises InputError for samples or tokens that example inputs do not have."""
         key = _graph_key(request)
         if self.has_inputs:
             graph = self._graph_of_inputs(request.layers)
@@ -219,14 +219,15 @@ class Pricer:
         return self.graphs[key]
 
     def _add_adapters(self, graph: Graph, stated: Statement, request: Request) -> Graph:
-        """The graph with adapters of the stated rank on its linear layers, whose weights are frozen; unchanged if no rank is stated."""
+        """Return the graph with adapters of the stated rank on its linear layers, whose weights are frozen; unchanged if no rank is
+        stated."""
         key = (*_graph_key(request), stated.lora, stated.nf4, "adapters")
         if key not in self.graphs:
             self.graphs[key] = with_adapters(graph, stated.lora, stated.nf4)
         return self.graphs[key]
 
     def _pad_vocabulary(self, graph: Graph, stated: Statement, request: Request) -> Graph:
-        """The graph with its vocabulary padded to a multiple, as tools pad theirs, so that it divides over tensor-parallel ranks."""
+        """Return the graph with its vocabulary padded to a multiple, as tools pad theirs, so that it divides over tensor-parallel ranks."""
         # The least common multiple of what the tool pads to and of the tensor ranks: 128 with tp=6 makes it a multiple of 384.
         words, multiple = graph.config.get(VOCABULARY), math.lcm(stated.vocab_multiple, stated.layout.tp)
         if self.has_inputs or not isinstance(words, int) or words % multiple == 0:
@@ -238,24 +239,24 @@ class Pricer:
         return self.graphs[key]
 
     def _graph_of_inputs(self, layers: int | None) -> Graph:
-        """The graph of a model with example inputs, at their sizes and in its own dtype."""
+        """Return the graph of a model with example inputs, at their sizes and in its own dtype."""
         if (layers,) not in self.graphs:
             self.say(f"graph of {self.model}")
             self.graphs[layers,] = self.load(self.model, batch=None, seq=None, dtype=None, layers=layers)
         return self.graphs[layers,]
 
     def plan(self, stated: Statement, name: str = STATED) -> Plan | None:
-        """The best plan of a stated layout; None if the model's operators cannot follow the layout."""
+        """Return the best plan of a stated layout; None if the model's operators cannot follow the layout."""
         return self.planner(stated).of_layout(stated.layout, name)
 
     def speed(self, plan: Plan, stated: Statement) -> Speed:
-        """The figures of a plan of a statement."""
+        """Return the figures of a plan of a statement."""
         # The best plan may cut the same samples into another number of micro-batches, and `measure_speed` takes the FLOPs of one.
         step = count_model_flops(self.planner(stated).graph) * stated.accumulate
         return measure_speed(plan, step // plan.workload.get("accumulate", 1), self.cluster)
 
     def best(self, stated: Statement, known: Plan | None) -> Plan:
-        """The best plan for the same samples a step over every mesh of at most two axes, or `known` if that is better.
+        """Return the best plan for the same samples a step over every mesh of at most two axes, or `known` if that is better.
 
         The search chooses the number of micro-batches, recomputation and the ZeRO stage; weights go in buckets."""
         # How a stack hands out updated weights is of the stated run. The best plan is not charged for it.
@@ -290,7 +291,7 @@ class Pricer:
 
 
 def _graph_key(request: Request) -> tuple[int, int | None, str | None, int | None]:
-    """The samples of a global micro-batch, the tokens, dtype and layers: all that a graph depends on."""
+    """Return the samples of a global micro-batch, the tokens, dtype and layers: all that a graph depends on."""
     assert request.batch is not None and request.accumulate is not None
     return request.batch // request.accumulate, request.seq, request.dtype, request.layers
 
@@ -300,13 +301,13 @@ def _count_samples(number: int) -> str:
 
 
 def with_published_stack(stated: Statement, graph: Graph) -> Statement:
-    """The statement with a stack if it has none: the stack of the architecture's published runs, where those ran older software."""
+    """Return the statement with a stack if it has none: the stack of the architecture's published runs, where those ran older software."""
     stack = PUBLISHED_STACKS.get(str(graph.config.get("model_type"))) if stated.stack is None else None
     return stated.but(stack=stack) if stack else stated
 
 
 def software_settings(stated: Software) -> dict[str, Any]:
-    """The software settings of a statement or a workload, by name."""
+    """Return the software settings of a statement or a workload, by name."""
     return {name: getattr(stated, name) for name in SOFTWARE}
 
 
@@ -344,12 +345,12 @@ def split_pipeline_step(plan: Plan) -> dict[str, float]:
 
 
 def _idle_parts(plan: Plan) -> dict[str, float]:
-    """The seconds in which the GPU has no work, where there are any: it waits for the host, or for a loader and a logger."""
+    """Return the seconds in which the GPU has no work, where there are any: it waits for the host, or for a loader and a logger."""
     return {what: s for what, s in ((HOST, plan.cost.host_wait_s), (OUTSIDE, plan.cost.outside_time_s)) if s}
 
 
 def limiting_resource(plan: Plan, planner: Planner) -> str:
-    """The resource that a step waits for most, or memory if the plan does not fit."""
+    """Return the resource that a step waits for most, or memory if the plan does not fit."""
     # Seconds outside of the GPU's work are a line of their own and no plan changes them, so they never name what limits a run.
     parts = {what: s for what, s in split_step(plan, planner).items() if what != OUTSIDE}
     return max(parts, key=lambda what: parts[what]) if plan.fits else MEMORY

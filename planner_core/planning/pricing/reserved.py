@@ -39,7 +39,7 @@ class ReservedMemory:
     short: bool
 
     def to_json(self) -> dict[str, Any]:
-        """The object for `plan --json`."""
+        """Return the object for `plan --json`."""
         return asdict(self)
 
 
@@ -50,7 +50,7 @@ def _load_kinds() -> dict[str, dict[str, float]]:
 
 
 def _kind_of_plan(plan: Plan) -> str:
-    """The asset's kind of a plan. Plans with 4-bit weights always run in another program than the plan's own."""
+    """Return the asset's kind of a plan. Plans with 4-bit weights always run in another program than the plan's own."""
     adapters = (plan.model.get("config") or {}).get("lora") or {}
     if plan.workload.get("stack") in (None, USUAL_STACK) and "weights" not in adapters:
         return OWN_PROGRAM
@@ -59,7 +59,7 @@ def _kind_of_plan(plan: Plan) -> str:
 
 
 def predict_reserved(plan: Plan, cluster: Cluster) -> ReservedMemory:
-    """The memory that the allocator reserves under a plan."""
+    """Return the memory that the allocator reserves under a plan."""
     kind, capacity = _kind_of_plan(plan), cluster.gpu.memory_bytes
     row = _load_kinds()[kind]
     likely = row["scale"] * plan.cost.memory_bytes["peak"] + row["add_bytes"]

@@ -110,7 +110,7 @@ def price_statement(
 def _find_best(
     pricer: Pricer, stated: Statement, plan: Plan, suggestions: Sequence[Suggestion]
 ) -> tuple[Plan | None, tuple[str, ...]]:
-    """The best plan of the same samples and software, and a note if there is none within a stated memory.
+    """Return the best plan of the same samples and software, and a note if there is none within a stated memory.
 
     If no plan of the search fits, the fastest suggestion that fits is best: the search has at most two mesh axes, a suggestion may have
     more."""
@@ -134,7 +134,7 @@ def _find_best(
 
 
 def _stack_note(stated: Statement, workload: Workload) -> tuple[str, ...]:
-    """A sentence about the stack, if the model's architecture decided it."""
+    """Return a sentence about the stack, if the model's architecture decided it."""
     if workload.stack is None or workload.stack == stated.stack:
         return ()
     note = Sentence(
@@ -164,7 +164,7 @@ def explain_illegal(pricer: Pricer, stated: Statement) -> tuple[str, ...]:
 
 
 def _is_legal(pricer: Pricer, stated: Statement) -> bool:
-    """Whether the model's operators can follow a statement."""
+    """Return whether the model's operators can follow a statement."""
     try:
         planner = pricer.planner(stated)
         return (

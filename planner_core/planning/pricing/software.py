@@ -28,8 +28,8 @@ def describe_software(graph: Graph, cluster: Cluster, workload: Workload, budget
 
 
 def _describe_own_attention(graph: Graph) -> tuple[str, ...]:
-    """A sentence about attention that the model's code computes by products and a softmax, as GPT-OSS with its sinks: such operators keep
-    the scores, and no kernel of attention takes their place."""
+    """Return a sentence about attention that the model's code computes by products and a softmax, as GPT-OSS with its sinks: such operators
+    keep the scores, and no kernel of attention takes their place."""
     seq = graph.workload["seq"]
     for name, block in graph.blocks.items():
         for op in block.ops:
@@ -44,7 +44,7 @@ def _describe_own_attention(graph: Graph) -> tuple[str, ...]:
 
 
 def _describe_loss(workload: Workload) -> str:
-    """How the loss of logits runs."""
+    """Return how the loss of logits runs."""
     loss = workload.resolved().loss
     if loss != "eager":
         return f"loss {loss}"

@@ -83,7 +83,7 @@ def _count_flops(block: Block) -> int:
 
 
 def measure_speed(plan: Plan, flops: int, cluster: Cluster) -> Speed:
-    """The figures of a plan whose model has `flops` FLOPs in one global micro-batch."""
+    """Return the figures of a plan whose model has `flops` FLOPs in one global micro-batch."""
     load, step = plan.workload, plan.cost.step_time_s
     # The samples of a step are those of all ranks, so the cluster's rate is divided by all its GPUs, busy or not.
     per_gpu = 1 / step / cluster.num_gpus

@@ -53,7 +53,7 @@ class Statement(Software):
         return self.graph_batch * self.accumulate
 
     def workload(self, seq: int, dtype: str) -> Workload:
-        """The workload of a step with this sequence length and dtype."""
+        """Return the workload of a step with this sequence length and dtype."""
         return Workload(
             self.batch,
             seq,
@@ -80,5 +80,5 @@ class Statement(Software):
         self.workload(self.seq or 1, self.dtype or "bfloat16").check()
 
     def but(self, **changes: Any) -> Statement:
-        """The same run with changes."""
+        """Return the same run with changes."""
         return replace(self, **changes)

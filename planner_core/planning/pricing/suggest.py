@@ -42,7 +42,7 @@ class Suggestion:
 
 
 def find_suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Suggestion]:
-    """The best changes first: runs that fit and are faster, or, if the stated run does not fit, all runs that fit."""
+    """Return the best changes first: runs that fit and are faster, or, if the stated run does not fit, all runs that fit."""
     stated_speed = pricer.speed(plan, stated).tokens_per_s_per_gpu
     helpful = []
     kernels = {rate.kernel for rate in pricer.cluster.gpu.attention.rates}

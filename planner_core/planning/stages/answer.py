@@ -72,7 +72,7 @@ def why_no_stages(chosen: Plan, shown: Iterable[Plan]) -> str:
 
 
 def limit_gap_to_one_stage(plan: Plan) -> Plan:
-    """The plan with the note on its gap saying that the gap is among plans of one pipeline stage, if it has no stages itself."""
+    """Return the plan with the note on its gap saying that the gap is among plans of one pipeline stage, if it has no stages itself."""
     if plan.pipeline is not None:
         return plan
     notes = (
@@ -83,7 +83,8 @@ def limit_gap_to_one_stage(plan: Plan) -> Plan:
 
 
 def may_use_stages(request: Request, cluster: Cluster, source: GraphSource = None) -> bool:
-    """Whether stages are searched: with several nodes, and if the request fixes neither mesh nor micro-batches, nor a tool without stages.
+    """Return whether stages are searched: with several nodes, and if the request fixes neither mesh nor micro-batches, nor a tool without
+    stages.
 
     The model is built for each size of a micro-batch, so it must come from a config or the zoo."""
     if isinstance(source, Graph) or has_own_inputs(request.model):

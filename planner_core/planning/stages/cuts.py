@@ -81,7 +81,7 @@ class PricedCut:
 def plan_of_cut(
     degrees: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], limit: float, even: bool
 ) -> Plan | None:
-    """The plan of the best cut under these policies; None if it does not fit, or takes `limit` seconds. `even`: as `find_cut`."""
+    """Return the plan of the best cut under these policies; None if it does not fit, or takes `limit` seconds. `even`: as `find_cut`."""
     # Each search that only finds a cut for the next one to repair takes as long, so where a plan is known they begin with what fits.
     budget = planner.budget * (1 + MOST_ABOVE_WALK if limit == math.inf else 1)
     for _ in range(MAX_REPAIRS):
@@ -112,14 +112,14 @@ def price_cut(degrees: PipelineDegrees, planner: Planner, policies: list[CopyPol
 
 
 def find_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float, even: bool) -> Cut | None:
-    """The best cut; None if none is below `limit` seconds. `even`: stages of equally many copies alone."""
+    """Return the best cut; None if none is below `limit` seconds. `even`: stages of equally many copies alone."""
     if even:
         return find_even_cut(degrees, costs, limit)
     return (find_interleaved_cut if degrees.virtual > 1 else find_best_cut)(degrees, costs, limit)
 
 
 def find_best_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> Cut | None:
-    """The best of all cuts with one stage a rank; None if none is below `limit` seconds."""
+    """Return the best of all cuts with one stage a rank; None if none is below `limit` seconds."""
 
     def options(stage: int, first: int, last: int) -> list[StageOption]:
         # 1F1B: a stage holds one micro-batch for each stage from itself to the last.
@@ -132,7 +132,7 @@ def find_best_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> 
 
 
 def find_even_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> Cut | None:
-    """The cut into stages of as many copies, or one more, all under one policy; None if it does not fit or takes `limit` seconds."""
+    """Return the cut into stages of as many copies, or one more, all under one policy; None if it does not fit or takes `limit` seconds."""
     copies = even_copies(len(costs.kinds), degrees.ranks * degrees.virtual)
     if degrees.virtual > 1:
         return next((cut for cut, _ in list_interleaved_cuts(degrees, costs, limit) if cut[0] == copies), None)
@@ -149,7 +149,8 @@ def find_even_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> 
 def combine_blocks(
     graph: Graph, policies: list[CopyPolicy], pipeline: Pipeline, mixes: tuple[PolicyMix, ...]
 ) -> dict[str, BlockPlan]:
-    """The plan's blocks: each copy under the policy that its stage gives it. Copies of one block under one policy are one variant."""
+    """Return the plan's blocks: each copy under the policy that its stage gives it. Copies of one block under one policy are one
+    variant."""
     policy_of_call: list[int] = []
     for count, mix in zip(pipeline.copies, mixes, strict=True):
         # As in `RangeCosts`: the last pieces of a stage use the slow policy.

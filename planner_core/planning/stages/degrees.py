@@ -63,8 +63,8 @@ class PipelineDegrees:
         return DeviceMesh(axis_names(2), (self.data, self.tensor))
 
     def lower_bound_s(self, model_s: float) -> float:
-        """A lower bound on the step of any cut without work once a step. `model_s`: seconds of the whole model on one rank's mesh, for all
-        micro-batches.
+        """Return a lower bound on the step of any cut without work once a step. `model_s`: seconds of the whole model on one rank's mesh,
+        for all micro-batches.
 
         For 1F1B the head of `stages.search` derives the bound. Several stages a rank share the work evenly at best."""
         m, p = self.micro_batches, self.ranks
@@ -89,14 +89,14 @@ class PipelineDegrees:
         return min(warm_up / self.virtual, self.micro_batches)
 
     def equal_stages_s(self, micro_batch_s: float) -> float:
-        """Seconds of a step with equal stages. `micro_batch_s`: seconds of the whole model for one micro-batch."""
+        """Return the seconds of a step with equal stages. `micro_batch_s`: seconds of the whole model for one micro-batch."""
         # Example: 4 s, 4 ranks, 8 micro-batches: 1 s * (8 + 3) = 11 s; of 2 stages a rank the bubble is half: 1 s * (8 + 1.5) = 9.5 s.
         return micro_batch_s / self.ranks * (self.micro_batches + (self.ranks - 1) / self.virtual)
 
 
 def list_degrees(cluster: Cluster, batch: int, copies: int, *, deals: bool = False) -> Iterator[PipelineDegrees]:
-    """All degrees that suit a cluster, a batch of samples a step, and a model of this many copies of blocks. `deals`: also those with as
-    many times the samples as there are tensor ranks, among which a tool may deal them out beside the experts."""
+    """Yield all degrees that suit a cluster, a batch of samples a step, and a model of this many copies of blocks. `deals`: also those with
+    as many times the samples as there are tensor ranks, among which a tool may deal them out beside the experts."""
     # One rank is a plan without stages, which the other search finds.
     for ranks in divisors(cluster.num_gpus)[1:]:
         # Tensor ranks stay inside a node, where links are fastest.

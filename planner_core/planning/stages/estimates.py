@@ -62,7 +62,7 @@ class DegreeEstimates:
                 break  # a higher stage has nothing to gain
 
     def places(self, d: PipelineDegrees) -> Iterator[PipelineDegrees]:
-        """The degrees with the pipeline's axis in each place that has other links than those before."""
+        """Yield the degrees with the pipeline's axis in each place that has other links than those before."""
         seen: list[tuple[AxisLink, ...]] = []
         # The outermost place comes first, whatever place `d` has: what the tensor ranks have there is the measure for the others.
         for outer in range(len(d.mesh.axis_sizes) + 1):
@@ -87,7 +87,7 @@ class DegreeEstimates:
         return d.equal_stages_s(max(micro_batch_s, every * d.ranks)) + once + self._exposed_sends_s(d, micro_batch_s)
 
     def _exposed_sends_s(self, d: PipelineDegrees, micro_batch_s: float) -> float:
-        """Seconds of sends between stages that a step waits for."""
+        """Return the seconds of sends between stages that a step waits for."""
         # Long sequences and wide models shard the residual stream over the tensor ranks, for memory's sake, so each sends its part.
         sent = int(d.ranks * d.samples * self._sample_bytes / d.tensor)
         send_s = collective_time("send_recv", sent, self._pipe_link(d))[0]
@@ -98,7 +98,7 @@ class DegreeEstimates:
         return d.micro_batches * max(0.0, trip_s / d.in_flight - micro_batch_s / d.ranks)
 
     def _weight_traffic_s(self, d: PipelineDegrees) -> tuple[float, float]:
-        """Seconds to scatter all gradients of a rank's stages over the data axis once, and to gather all of their weights once."""
+        """Return the seconds to scatter all gradients of a rank once over the data axis, and those to gather all of its weights once."""
         if d.data == 1:
             return 0.0, 0.0
         params = self._params_of_rank(d)
@@ -107,7 +107,7 @@ class DegreeEstimates:
         return scatter_s, collective_time("all_gather", int(params * self._weight_bytes.working), link)[0]
 
     def _state_bytes(self, d: PipelineDegrees) -> float:
-        """Bytes of weights, gradients and optimizer states that a GPU holds."""
+        """Return the bytes of weights, gradients and optimizer states that a GPU holds."""
         of, load = self._weight_bytes, self.planner.workload
         shards = d.data if d.zero else 1
         gathered = d.zero > 2 and shards > 1
@@ -117,7 +117,7 @@ class DegreeEstimates:
         return self._params_of_rank(d) * (stored + (of.working if copied else 0) + gradients)
 
     def _params_of_rank(self, d: PipelineDegrees) -> float:
-        """Parameters of a GPU's part of a rank's stages, before they are sharded over the data axis."""
+        """Return the parameters of a GPU's part of a rank's stages, before they are sharded over the data axis."""
         # Context ranks hold the same weights. Where every operator chooses, most products are sharded; and most weights are experts'.
         return self._num_params / (d.ranks * (d.tensor if d.inner in ("", Inner.TENSOR, Inner.EXPERT) else 1))
 

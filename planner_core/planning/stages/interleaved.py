@@ -85,7 +85,7 @@ class _CopiesSearch:
         return copies
 
     def _improve_once(self, copies: Ints, number: int) -> Ints | None:
-        """The best cut in which a `number` of copies have moved, or twice as many; None if none is better."""
+        """Return the best cut in which a `number` of copies have moved, or twice as many; None if none is better."""
         moved = self._list_moves(copies, number)
         better = self._best_of(copies, moved)
         if better is None and len(copies) <= MAX_FOR_PAIRS and len(moved):
@@ -93,7 +93,7 @@ class _CopiesSearch:
         return better
 
     def _best_of(self, copies: Ints, moved: Ints) -> Ints | None:
-        """The best of some cuts; None if none is better than `copies`."""
+        """Return the best of some cuts; None if none is better than `copies`."""
         if not len(moved):
             return None
         every = np.concatenate([copies[None], moved])
@@ -145,7 +145,7 @@ class _CopiesSearch:
         return seconds
 
     def least_seconds(self) -> float:
-        """A bound on every cut: the work of all ranks, evenly dealt, and their waits for one copy of each stage before them."""
+        """Return a bound on every cut: the work of all ranks, evenly dealt, and their waits for one copy of each stage before them."""
         ranks = self.degrees.ranks
         work_s = self.degrees.micro_batches * self.times[:2, -1].sum() / ranks
         return float(work_s + (ranks - 1) / 2 * np.diff(self.times[:2]).min(axis=-1).sum())
@@ -165,7 +165,7 @@ class _CopiesSearch:
         return np.where(most < virtual, 0.0, most)
 
     def stage_costs(self, copies: Ints) -> list[StageCost]:
-        """The seconds of each stage of one cut, without waits for the host."""
+        """Return the seconds of each stage of one cut, without waits for the host."""
         ends = np.cumsum(copies)
         times = (self.times[:, ends] - self.times[:, ends - copies]).T
         sends = self.policy.send_s[ends - 1] / 2
@@ -200,7 +200,7 @@ class _RangeMaximum:
         self.rows = np.array(rows)
 
     def of(self, begins: Ints, ends: Ints) -> Floats:
-        """The maxima of the ranges from `begins` up to `ends`, none of which is empty."""
+        """Return the maxima of the ranges from `begins` up to `ends`, none of which is empty."""
         k = np.frexp((ends - begins).astype(float))[1] - 1
         maxima: Floats = np.maximum(self.rows[k, begins], self.rows[k, ends - 2**k])
         return maxima

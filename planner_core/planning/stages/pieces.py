@@ -141,7 +141,8 @@ class RangeCosts:
         self.results: dict[tuple[object, ...], tuple[float, float, PolicyMix] | None] = {}
 
     def best(self, first: int, last: int, in_flight: int) -> tuple[float, float, PolicyMix] | None:
-        """The cheapest mix of policies of a range that fits: (own seconds of a step, seconds a micro-batch delays later stages, mix).
+        """Return the cheapest mix of policies of a range that fits: (own seconds of a step, seconds a micro-batch delays later stages,
+        mix).
 
         `in_flight`: micro-batches in flight. Ranges of equal pieces share one result, so a deep model costs no more than a short one."""
         second = min(first + 1, last - 1)
@@ -168,7 +169,7 @@ class RangeCosts:
     def _cheapest_mix(
         self, first: int, last: int, in_flight: int, fast: int, slow: int
     ) -> tuple[float, float, PolicyMix] | None:
-        """The mix of two policies with the fewest pieces in the slower one that fits."""
+        """Return the mix of two policies with the fewest pieces in the slower one that fits."""
         for num_slow in range(last - first + 1) if slow != fast else (0,):
             mix = PolicyMix(fast, slow, num_slow)
             if self._bytes(first, last, in_flight, mix) <= self.budget:
@@ -205,7 +206,7 @@ class _PrefixSums:
         self.memory = np.concatenate([np.zeros((2, 1)), np.cumsum(memory, axis=1)], axis=1)
 
     def seconds(self, first: int, last: int) -> Floats:
-        """The five times of a range: forward and backward of a micro-batch, gathers, sums of gradients, and once a step."""
+        """Return the five times of a range: forward and backward of a micro-batch, gathers, sums of gradients, and once a step."""
         times: Floats = self.times[:, last] - self.times[:, first]
         return times
 
@@ -215,5 +216,5 @@ class _PrefixSums:
         return float(states + in_flight * activations)
 
     def passing_bytes(self, first: int, last: int) -> float:
-        """The highest passing moment of a range; 0 if it is empty."""
+        """Return the highest passing moment of a range; 0 if it is empty."""
         return float(self.policy.passing_bytes[first:last].max()) if last > first else 0.0

@@ -60,7 +60,7 @@ class RankBound:
     pass_s: float
 
     def least_step_s(self, d: PipelineDegrees, copies: int) -> float:
-        """Seconds that no cut of a model of so many copies takes less than."""
+        """Return the seconds that no cut of a model of so many copies takes less than."""
         # A minimum of functions that are linear in the number in flight is concave, so a chord is not above it; and no number in flight
         # makes a copy cheaper than a smaller one does.
         least = np.stack([np.interp(_in_flight(d), self.in_flight, column) for column in self.least.T], axis=-1)
@@ -76,7 +76,8 @@ class RankBound:
         return low
 
     def _may_take(self, seconds: float, d: PipelineDegrees, copies: int, least: Floats) -> bool:
-        """Whether ranks that are as full as `seconds` and their memory allow have all copies. `least`: [rank, moment, its stage, price]."""
+        """Return whether ranks that are as full as `seconds` and their memory allow have all copies. `least`: [rank, moment, its stage,
+        price]."""
         rank = np.arange(d.ranks)
         before = rank * 1.0  # each stage before has a copy
         while True:

@@ -99,7 +99,7 @@ def search_stages(
     load_graph: Callable[[Request], Graph] | None = None,
     known: Plan | None = None,
 ) -> StagedPlan | None:
-    """The best plan with stages that fits; None if none is quicker than the `known` plan of one stage."""
+    """Return the best plan with stages that fits; None if none is quicker than the `known` plan of one stage."""
     return _StageSearch(planner, say, load_graph, known).run()
 
 
@@ -203,7 +203,8 @@ class _StageSearch:
                     self.search_degrees(at)
 
     def is_hopeless(self, d: PipelineDegrees, failures: Counter[int]) -> bool:
-        """Whether a search of these degrees is not begun. `failures`: degrees in a row of which no cut was quicker, by ZeRO stage."""
+        """Return whether a search of these degrees is not begun. `failures`: degrees in a row of which no cut was quicker, by ZeRO
+        stage."""
         # Other stages a rank of a whole model that has been searched cost little. Example: the tenth search was that of 8 x 8 tensor
         # ranks with one stage each, 13.2 s; with two stages, which came next, the step takes 12.0 s.
         # A whole model that does not fit into the memory of all ranks costs no search of cuts.
@@ -243,7 +244,7 @@ class _StageSearch:
         return (MAX_SLOWDOWN if self.best else 1.0) * self.limit
 
     def highest_bound_s(self, d: PipelineDegrees) -> float:
-        """The bound that is mostly the higher one: of all ranks together where they are few, or of each rank."""
+        """Return the bound that is mostly the higher one: of all ranks together where they are few, or of each rank."""
         # On 16 GPUs S is above the limit where the bound of each rank, which takes ten times as long, is 10 % below. On 8 ranks and more
         # of a 405 B model that bound is 13 to 24 % above S, since it counts the micro-batches in flight.
         return self.rank_bound_s(d) if d.ranks > FEW_RANKS else self.shared_bound_s(d, self.limit)
@@ -267,7 +268,7 @@ class _StageSearch:
         return self.try_degrees(d, limit)
 
     def rank_bound_s(self, d: PipelineDegrees) -> float:
-        """The bound of `stages.rank_bound` on every cut; infinite if the model has no plan on these degrees."""
+        """Return the bound of `stages.rank_bound` on every cut; infinite if the model has no plan on these degrees."""
         if (key := d.whole_model) not in self.rank_bounds:
             problem = self.bounding_problem(d)
             self.rank_bounds[key] = (
@@ -277,7 +278,8 @@ class _StageSearch:
         return known.least_step_s(d, self.copies) if known else math.inf
 
     def least_step_s(self, step_s: float) -> float:
-        """The least bound of the searched degrees, or `step_s` if that is less. A cut that the search missed is not below it either."""
+        """Return the least bound of the searched degrees, or `step_s` if that is less. A cut that the search missed is not below it
+        either."""
         for d, shared_s in sorted(self.shared_s.items(), key=lambda pair: pair[1]):
             # The bounds of ranks are not below these, which rise, so those that follow change nothing.
             if shared_s >= step_s:
@@ -299,13 +301,13 @@ class _StageSearch:
             yield from self.form.list_degrees(d, first.graph) if self.form else (d,)
 
     def estimate_degrees(self, candidates: list[PipelineDegrees]) -> Iterator[tuple[float, PipelineDegrees]]:
-        """A rough step of each candidate, at each ZeRO stage that it may need."""
+        """Yield a rough step of each candidate, at each ZeRO stage that it may need."""
         for d in candidates:
             if known := self.micro_batches.get(d.gpu_work):
                 yield from self.estimates.estimate(d, *known)
 
     def planner(self, d: PipelineDegrees) -> Planner | None:
-        """The planner of a number of micro-batches and a ZeRO stage; None if the model has no such batch."""
+        """Return the planner of a number of micro-batches and a ZeRO stage; None if the model has no such batch."""
         if (key := (d.micro_batches, d.zero)) not in self.planners:
             # The graph depends on the size of a micro-batch alone, so planners of other ZeRO stages share it.
             other = next((p for (number, _), p in self.planners.items() if number == d.micro_batches), self.first)
@@ -320,7 +322,7 @@ class _StageSearch:
         return self.planners[key]
 
     def problem(self, d: PipelineDegrees, recompute: str, *, uniform: bool, at_least: bool = False) -> Problem | None:
-        """The network of the whole model on the mesh of a rank; None if it has no plan, or its cost is not a sum over its parts.
+        """Return the network of the whole model on the mesh of a rank; None if it has no plan, or its cost is not a sum over its parts.
         `at_least`: its sums of memory are of no plan above what a GPU holds, as a bound needs."""
         planner = self.planner(d)
         if planner is None:
@@ -340,13 +342,14 @@ class _StageSearch:
         return None if problem.is_infeasible or problem.unrestricted is not None else problem
 
     def bounding_problem(self, d: PipelineDegrees) -> Problem | None:
-        """The network of the bounds on all cuts of some degrees."""
+        """Return the network of the bounds on all cuts of some degrees."""
         if (key := d.whole_model) not in self.bounding:
             self.bounding[key] = self.problem(d, self.first.request.recompute, uniform=False, at_least=True)
         return self.bounding[key]
 
     def unconstrained(self, d: PipelineDegrees) -> tuple[float, float] | None:
-        """Seconds and activation bytes of a micro-batch of the whole model on the mesh of a rank, without recomputation or a budget."""
+        """Return the seconds and activation bytes of a micro-batch of the whole model on the mesh of a rank, without recomputation or a
+        budget."""
         problem = self.problem(d, "none", uniform=False)
         with self.first.clock("search"):
             solution = search_roughly(problem, "time") if problem else None
@@ -356,7 +359,7 @@ class _StageSearch:
         return solution.seconds / d.micro_batches, max(0.0, float(activations))
 
     def search_model_s(self, d: PipelineDegrees, limit: float) -> float:
-        """The bound S: least seconds of the whole model on the mesh of a rank, for all micro-batches, in the memory of all ranks.
+        """Return the bound S: least seconds of the whole model on the mesh of a rank, for all micro-batches, in the memory of all ranks.
 
         The search stops early once every cut would take the `limit` if no work were once a step (`lower_bound_s`); the result is then
         a smaller bound."""
@@ -377,7 +380,7 @@ class _StageSearch:
         return self.model_s[key]
 
     def model_budget(self, d: PipelineDegrees, share: float = 1.0) -> float:
-        """Bytes for the whole model on the mesh of a rank, if each rank gives a share of its budget."""
+        """Return the bytes for the whole model on the mesh of a rank, if each rank gives a share of its budget."""
         return share * d.ranks * self.first.budget
 
     # --- cuts ----------------------------------------------------------------------------------------
@@ -409,7 +412,7 @@ class _StageSearch:
         return self.best is not best_before
 
     def find_policies(self, d: PipelineDegrees, limit: float) -> Iterator[CopyPolicy]:
-        """The copy policies on the mesh of a rank: the best plans in shares of the ranks' memory, then the best plan under each
+        """Yield the copy policies on the mesh of a rank: the best plans in shares of the ranks' memory, then the best plan under each
         recomputation that saves much memory, since the first ranks hold many micro-batches."""
         # Several stages a rank all run under one policy, so a policy that is too slow for equal stages needs no search to the end. One
         # stage a rank mixes policies: a slow one may serve the few copies for which memory lacks.
@@ -437,8 +440,8 @@ class _StageSearch:
         return [(requested, MEMORY_SHARES), *((other, (POLICY_MEMORY_SHARE,)) for other in others)]
 
     def search_policy(self, d: PipelineDegrees, recompute: str, share: float, max_s: float) -> CopyPolicy | None:
-        """The copy policy of the best plan in a share of the ranks' memory; None if nothing fits, or a micro-batch of all ranks takes more
-        than `max_s` for sure."""
+        """Return the copy policy of the best plan in a share of the ranks' memory; None if nothing fits, or a micro-batch of all ranks
+        takes more than `max_s` for sure."""
         key = d.whole_model, recompute, share
         # Ranks with one stage and with several have the same policies, so only a search that was given up too early is begun again.
         policy, bound = self.policies.get(key, (None, -math.inf))
@@ -473,6 +476,7 @@ class _StageSearch:
 
 
 def _least_host_s(planner: Planner, plan: Plan) -> tuple[float, float]:
-    """The least seconds in which a host issues a micro-batch of the whole model, and what comes once a step, on a plan's software."""
+    """Return the least seconds in which a host issues a micro-batch of the whole model, and what comes once a step, on a plan's
+    software."""
     one, two = (least_host_seconds(planner.graph, cost_model_of(plan), n) for n in (1, 2))
     return two - one, 2 * one - two

@@ -51,11 +51,12 @@ class ToolForm:
     even: bool
 
     def may_deal_experts(self, graph: Graph) -> bool:
-        """Whether inner ranks may have experts, and samples, of their own."""
+        """Return whether inner ranks may have experts, and samples, of their own."""
         return Inner.EXPERT in self.inner and "ep" in may_state(graph)
 
     def list_degrees(self, degrees: PipelineDegrees, graph: Graph) -> Iterator[PipelineDegrees]:
-        """The degrees once for each use of their inner ranks; none if the tool does not run as many stages, or stages of such a model."""
+        """Yield the degrees once for each use of their inner ranks; none if the tool does not run as many stages, or stages of such a
+        model."""
         if degrees.virtual > self.most_virtual or not _is_single_stack(graph):
             return
         words = may_state(graph)
@@ -70,7 +71,7 @@ class ToolForm:
             yield replace(degrees, inner=inner)
 
     def layout(self, d: PipelineDegrees) -> Layout | None:
-        """The degrees as a layout; None if the tool does not know this place of the pipeline's ranks."""
+        """Return the degrees as a layout; None if the tool does not know this place of the pipeline's ranks."""
         n, data = d.tensor, d.data
         layout = Layout(dp=data, zero=d.zero if data > 1 else 0, pp=d.ranks, vp=d.virtual)
         if d.inner == Inner.TENSOR:
@@ -91,6 +92,7 @@ FORMS: Mapping[str, ToolForm] = {
 
 
 def _is_single_stack(graph: Graph) -> bool:
-    """Whether the model is layers in a row, of which alone these tools make stages; not an encoder and a decoder, or parts of a ResNet."""
+    """Return whether the model is layers in a row, of which alone these tools make stages; not an encoder and a decoder, or parts of a
+    ResNet."""
     calls = sum(graph.num_repeats.values())
     return len(graph.num_repeats) == 1 or graph.config.get("num_hidden_layers") == calls

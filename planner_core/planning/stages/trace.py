@@ -17,7 +17,7 @@ ROUNDING_S = 1e-9
 
 
 def stage_trace(plan: Plan) -> dict[str, Any]:
-    """The trace of one step. Raises InputError for a plan of one stage."""
+    """Return the trace of one step. Raises InputError for a plan of one stage."""
     cut, cost = plan.pipeline, plan.cost.pipeline
     if cut is None or cost is None:
         raise InputError("this plan has one stage, so it has no rows of stages")
@@ -33,7 +33,7 @@ def stage_trace(plan: Plan) -> dict[str, Any]:
 
 
 def _rank_events(rank: int, time: PipelineTime, cut: Pipeline) -> Iterator[dict[str, Any]]:
-    """The events of one rank, in order."""
+    """Yield the events of one rank, in order."""
     now = 0.0
     for span in (s for s in time.spans if s.rank == rank):
         if span.start_s - now > ROUNDING_S:

@@ -79,7 +79,7 @@ def fit_collectives(cluster: Cluster, rows: Sequence[Collective], source: str) -
 
 
 def replace_gpu(cluster: Cluster, gpu: Gpu) -> Cluster:
-    """The cluster with another GPU, and with the latencies and efficiencies that belong to this GPU."""
+    """Return the cluster with another GPU, and with the latencies and efficiencies that belong to this GPU."""
     c = gpu.collectives
     if c is None:
         return replace(cluster, gpu=gpu)
@@ -92,7 +92,7 @@ def replace_gpu(cluster: Cluster, gpu: Gpu) -> Cluster:
 
 
 def _sub_cluster(cluster: Cluster, constants: Collectives, ranks: int, nodes: int) -> tuple[Cluster, DeviceMesh]:
-    """A cluster and mesh of the measured number of ranks, whose links have these constants."""
+    """Return a cluster and mesh of the measured number of ranks, whose links have these constants."""
     levels = [replace(cluster.levels[0], size=ranks // nodes)]
     if nodes > 1:
         levels.append(replace(cluster.levels[1], size=nodes))
@@ -188,7 +188,7 @@ def fit_step(
 
 
 def fit_machine(machine: Machine, source: str) -> tuple[Cluster, list[Calibration]]:
-    """The cluster of one node that was measured, and the fits, without any constants known before."""
+    """Return the cluster of one node that was measured, and the fits, without any constants known before."""
     # Nothing is known of the machine, so its fastest product stands for the peak, and the fit says what share others reach.
     rate = max(2 * r.m * r.n * r.k / r.seconds for r in machine.products)
     dtype, gpu_name = machine.products[0].dtype, machine.device
@@ -221,11 +221,11 @@ def fit_machine(machine: Machine, source: str) -> tuple[Cluster, list[Calibratio
 
 
 def hardware_file(calibrations: Sequence[Calibration], gpu: Gpu, name: str) -> dict[str, Any]:
-    """The GPU as a hardware file for `--cluster NAME:gpu=FILE` and for cluster files, with the source and residual of each group."""
+    """Return the GPU as a hardware file for `--cluster NAME:gpu=FILE` and for cluster files, with the source and residual of each group."""
     data = Cluster("", replace(gpu, name=name), ()).to_json()["gpu"]
     return {"schema": "shardscope.gpu/1", **data, "sources": list_sources(calibrations, gpu.name)}
 
 
 def list_sources(calibrations: Sequence[Calibration], start: str) -> dict[str, Any]:
-    """The fits as the `sources` of a hardware file. `start`: the GPU with whose constants they began."""
+    """Return the fits as the `sources` of a hardware file. `start`: the GPU with whose constants they began."""
     return {c.fit.group: {**c.fit.to_json(), "start": start} for c in calibrations}

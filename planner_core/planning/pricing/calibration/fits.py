@@ -35,7 +35,7 @@ class Fit:
 
     @staticmethod
     def from_times(group: str, source: str, measured: Floats, before: Floats, after: Floats) -> Fit:
-        """The fit to seconds [timing], as measured, and as predicted before and after."""
+        """Return the fit to seconds [timing], as measured, and as predicted before and after."""
         rows = np.stack([measured, before, after], axis=1)
         sample = rows[np.linspace(0, len(rows) - 1, min(len(rows), MAX_TIMINGS)).astype(int)]
         timings = tuple(Timing(*row) for row in sample.tolist())
@@ -53,7 +53,7 @@ class Fit:
 
 
 def read_fits(gpu: Mapping[str, Any]) -> tuple[Fit, ...]:
-    """The fits that a GPU's data tells, which may come from anywhere: what has not the form of a fit is left out."""
+    """Return the fits that a GPU's data tells, which may come from anywhere: what has not the form of a fit is left out."""
     sources = gpu.get("sources")
     fits = []
     for group, entry in sources.items() if isinstance(sources, dict) else ():

@@ -33,7 +33,7 @@ class Residual:
 
     @staticmethod
     def from_times(predicted: Floats, measured: Floats) -> Residual:
-        """The residual of predicted against measured seconds."""
+        """Return the residual of predicted against measured seconds."""
         size = np.abs(np.log(predicted / measured))
         return Residual(len(size), float(np.median(size)), float(np.quantile(size, 0.9)))
 
@@ -45,7 +45,7 @@ class Residual:
 def fit_constants(
     start: Mapping[str, float], most: Mapping[str, float], predict: Predict, measured: Floats
 ) -> dict[str, float]:
-    """The constants that fit best. The method begins at `start`; each constant is at most `most`."""
+    """Return the constants that fit best. The method begins at `start`; each constant is at most `most`."""
     names = list(start)
     first = np.log([start[n] for n in names])
     ceiling = np.log([most.get(n, np.inf) for n in names])
@@ -74,7 +74,7 @@ def fit_constants(
 def _line_search(
     point: Floats, step: Floats, ceiling: Floats, now: Floats, residuals: Callable[[Floats], Floats]
 ) -> tuple[Floats, Floats] | None:
-    """The longest of the halved steps that reduces the sum of squares, and the residuals there; None if none does."""
+    """Return the longest of the halved steps that reduces the sum of squares, and the residuals there; None if none does."""
     for k in range(MAX_HALVINGS):
         there = np.minimum(point + step / 2**k, ceiling)
         values = residuals(there)

@@ -78,7 +78,7 @@ class Machine:
 
 
 def parse_machine(data: Any, where: str) -> Machine:
-    """The measurements in `data`. Raises InputError if they have another form."""
+    """Return the measurements in `data`. Raises InputError if they have another form."""
     try:
         ranks, nodes = int(data["ranks"]), int(data["nodes"])
         machine = Machine(

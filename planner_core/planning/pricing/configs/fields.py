@@ -91,7 +91,7 @@ class Setup:
         return replace(self, batch=StatedBatch("", samples, derived))
 
     def options_beside(self, layout: Layout, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The file's options where options and a layout are given beside the file, which count instead.
+        """Return the file's options where options and a layout are given beside the file, which count instead.
 
         A step keeps the samples that the file states, unless the micro-batch and the number of micro-batches are both given: 128 samples
         as 8 of 1 on 16 data-parallel ranks are 32 of 1 on 4 ranks, and with micro_batch=2 they are 16 of 2. Raises InputError for samples
@@ -136,7 +136,7 @@ class Setup:
         return {**options, fixed: number, derived: quotient}
 
     def describe(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """The sentences to show before the price: the fields that were read, a warning if the file's sizes differ from those in
+        """Return the sentences to show before the price: the fields that were read, a warning if the file's sizes differ from those in
         `config`, the notes, and the fields that were not read."""
         head = (f"{self.where}, a file of {self.tool}; read: {listed(self.read)}",) if self.read else ()
         differences = [
@@ -167,17 +167,17 @@ class Setting:
 
 
 def count(option: str, *fields: str, default: int | None = None) -> Setting:
-    """A row for a positive whole number."""
+    """Return a row for a positive whole number."""
     return Setting(option, fields, int, default)
 
 
 def switch(option: str, *fields: str, off: Any = False, on: Any = True) -> Setting:
-    """A row for flags. `off` None leaves the option out where no flag is set."""
+    """Return a row for flags. `off` None leaves the option out where no flag is set."""
     return Setting(option, fields, bool, off, (off, on))
 
 
 def choice(option: str, name: str, words: Mapping[str, Any], default: str | None = None) -> Setting:
-    """A row for a word of the tool. `default`: the tool's own default."""
+    """Return a row for a word of the tool. `default`: the tool's own default."""
     return Setting(option, (name,), words, default)
 
 
@@ -211,12 +211,12 @@ class Fields:
         return Fields(where, dict(_flatten_leaves(data, "")), tool=tool)
 
     def has_value(self, name: str) -> bool:
-        """Whether a field exists and is not left to the tool."""
+        """Return whether a field exists and is not left to the tool."""
         value = self.values.get(name)
         return isinstance(value, (list, tuple, UnknownValue)) or value not in CHOSEN_BY_TOOL
 
     def first_set(self, *names: str) -> str:
-        """The first of these fields that has a value, or the first name if none has. All of them count as read."""
+        """Return the first of these fields that has a value, or the first name if none has. All of them count as read."""
         self.read.update(n for n in names if n in self.values)
         return next((n for n in names if self.has_value(n)), names[0])
 
@@ -230,7 +230,7 @@ class Fields:
         return default if value in CHOSEN_BY_TOOL else value
 
     def read_int(self, name: str, default: int, least: int = 1) -> int:
-        """A whole number from `least`. Raises InputError for anything else."""
+        """Return a whole number from `least`. Raises InputError for anything else."""
         value = self._read_value(name, default)
         try:
             number = int(value)
@@ -246,11 +246,11 @@ class Fields:
         return number
 
     def read_optional_int(self, name: str) -> int | None:
-        """A positive whole number, or None if the field has no value."""
+        """Return a positive whole number, or None if the field has no value."""
         return self.read_int(name, 1) if self.has_value(name) else None
 
     def read_float(self, name: str, default: float) -> float:
-        """A finite number. Raises InputError for anything else."""
+        """Return a finite number. Raises InputError for anything else."""
         value = self._read_value(name, default)
         try:
             number = float(value)
@@ -270,7 +270,7 @@ class Fields:
         return flag
 
     def read_word(self, name: str, default: str, choices: tuple[str, ...] = ()) -> str:
-        """A word in lower case. Raises InputError if it is not one of `choices`; without choices any word is accepted."""
+        """Return a word in lower case. Raises InputError if it is not one of `choices`; without choices any word is accepted."""
         value = str(self._read_value(name, default)).lower()
         if choices and value not in choices:
             raise self.wrong_value(name, value, f"one of {', '.join(choices)}")
@@ -283,7 +283,7 @@ class Fields:
         return tuple(str(part).lower() for part in parts)
 
     def lowered(self, name: str) -> str:
-        """The value as text in lower case, without marking the field as read; `none` if there is no such field."""
+        """Return the value as text in lower case, without marking the field as read; `none` if there is no such field."""
         return str(self.values.get(name)).lower()
 
     def require_value(self, name: str, wanted: int, what: str) -> None:
@@ -301,7 +301,7 @@ class Fields:
         self.read.add(name)
 
     def wrong_value(self, name: str, value: Any, wanted: str) -> InputError:
-        """The error for an impossible value."""
+        """Return the error for an impossible value."""
         return InputError(f"{self.where}: {name} is {short(value)}, but must be {wanted}")
 
     def ignore(self, patterns: str) -> None:
@@ -309,7 +309,7 @@ class Fields:
         self.without_effect.update(n for n in self.values for p in patterns.split() if fnmatchcase(n, p))
 
     def read_options(self, table: Table) -> dict[str, Any]:
-        """The options that the rows of a table state."""
+        """Return the options that the rows of a table state."""
         options: dict[str, Any] = {}
         for row in table.settings:
             value = self._read_setting(row)
@@ -337,7 +337,8 @@ class Fields:
         notes: tuple[str, ...] = (),
         batch: StatedBatch | None = None,
     ) -> Setup:
-        """The run that was read. Raises InputError for an unread field that may change the layout, or a batch that ranks do not share."""
+        """Return the run that was read. Raises InputError for an unread field that may change the layout, or a batch that ranks do not
+        share."""
         # Sizes are asked for here, last, since no layout depends on them: they only tell whether the file is of the given model.
         sizes = {size: self.read_int(name, 1) for name, size in table.sizes.items() if self.has_value(name)}
         self.ignore(table.no_effect)
@@ -375,7 +376,7 @@ def remaining_ranks(fields: Fields, name: str, num_gpus: int, others: int) -> in
 
 
 def read_batch(fields: Fields, name: str, derived: str = "accumulate") -> StatedBatch | None:
-    """The samples of a whole step, from their field; None if that field has no value."""
+    """Return the samples of a whole step, from their field; None if that field has no value."""
     samples = fields.read_optional_int(name)
     return None if samples is None else StatedBatch(name, samples, derived)
 
@@ -396,7 +397,8 @@ def read_batch_of_deepspeed(fields: Fields, ranks: int) -> tuple[dict[str, int],
 
 
 def read_dtype_flags(fields: Fields, bf16: str, fp16: str) -> dict[str, str]:
-    """The dtype as an option, from a flag for each 16-bit type; empty if neither is set. axolotl also has the words full and none."""
+    """Return the dtype as an option, from a flag for each 16-bit type; empty if neither is set. axolotl also has the words full and
+    none."""
     for name, dtype in ((bf16, "bfloat16"), (fp16, "float16")):
         fields.read.add(name)
         word = fields.lowered(name)
@@ -430,7 +432,7 @@ class FsdpDegrees:
 
 
 def fsdp_layout(fields: Fields, num_gpus: int, degrees: FsdpDegrees, names: str) -> Layout:
-    """The layout of FSDP's degrees. `names`: the fields of the other degrees, for messages. Raises InputError."""
+    """Return the layout of FSDP's degrees. `names`: the fields of the other degrees, for messages. Raises InputError."""
     ranks = remaining_ranks(fields, names, num_gpus, degrees.tp * degrees.cp)
     cp_type = degrees.cp_type if degrees.cp > 1 else "ring"
     sp = degrees.sp and degrees.tp > 1

@@ -38,13 +38,13 @@ GENERAL_OPTIONS = "--layout, --micro-batch, --seq and --recompute state a run wi
 
 
 def is_risky(name: str) -> bool:
-    """Whether a field may change the layout, the workload or the memory, judged by its name."""
+    """Return whether a field may change the layout, the workload or the memory, judged by its name."""
     plain = name.lower().replace("-", "_")
     return any(word in plain for word in RISKY_WORDS)
 
 
 def is_neutral(name: str, value: Any) -> bool:
-    """Whether a value asks for nothing. A list asks for nothing if all its entries do."""
+    """Return whether a value asks for nothing. A list asks for nothing if all its entries do."""
     if isinstance(value, (list, tuple)):
         return all(is_neutral(name, v) for v in value)
     text = "none" if value is None else str(value).strip().lower()
@@ -53,13 +53,13 @@ def is_neutral(name: str, value: Any) -> bool:
 
 
 def option_for(name: str) -> str:
-    """The sentence about the planner's option for a field of this name."""
+    """Return the sentence about the planner's option for a field of this name."""
     plain = name.lower().replace("-", "_")
     return next((sentence for word, sentence in OPTION_BY_WORD if word in plain), GENERAL_OPTIONS)
 
 
 def refusal_text(where: str, tool: str, risky: Iterable[tuple[str, Any]]) -> str:
-    """The sentence that refuses a file for these fields, with their values."""
+    """Return the sentence that refuses a file for these fields, with their values."""
     fields = list(risky)
     shown = ", ".join(f"{name} {short(value)}" for name, value in fields[:4])
     more = f" and {len(fields) - 4} more" if len(fields) > 4 else ""

@@ -90,7 +90,7 @@ class _FunctionReader:
         self.functions, self.constants, self.calls = functions, constants, 0
 
     def call(self, function: ast.FunctionDef, given: Mapping[str, Any]) -> Any:
-        """The value that a function returns for these arguments; None if it returns nothing."""
+        """Return the value that a function returns for these arguments; None if it returns nothing."""
         # Two functions that call each other twice double the work at each level; a count bounds it where recursion depth does not.
         self.calls += 1
         if self.calls > MAX_CALLS:
@@ -152,7 +152,7 @@ class _FunctionReader:
                 place[path[-1]] = value
 
     def value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
-        """An expression as data."""
+        """Return an expression as data."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
@@ -207,12 +207,12 @@ class _FunctionReader:
 
 
 def _unpacked(node: ast.expr, value: Any) -> dict[str, Any]:
-    """The entries of `**node`. What cannot be read stays as an unknown entry, so that it is not dropped in silence."""
+    """Return the entries of `**node`. What cannot be read stays as an unknown entry, so that it is not dropped in silence."""
     return value if isinstance(value, dict) else {f"**{ast.unparse(node)}": UnknownValue(ast.unparse(node))}
 
 
 def _defaults(args: ast.arguments) -> dict[str, ast.expr | None]:
-    """The parameters of a function, each with its default or None."""
+    """Return the parameters of a function, each with its default or None."""
     names = [*args.posonlyargs, *args.args]
     first = len(names) - len(args.defaults)
     defaults: dict[str, ast.expr | None] = {

@@ -89,7 +89,7 @@ def read_text(text: str, where: str, num_gpus: int, file: Path, function: str | 
 
 
 def _find_settings(text: str) -> tuple[str, Mapping[str, Any]] | None:
-    """The format in which a text is settings by name, and the settings; None: options. JSON comes first, since YAML reads it too."""
+    """Return the format in which a text is settings by name, and the settings; None: options. JSON comes first, since YAML reads it too."""
     for form, parse in PARSERS.items():
         # A script may read as YAML where one of its lines has a colon.
         if form == "YAML" and any(option in text for option in OPTION_SIGNATURES):
@@ -193,7 +193,7 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {"JSON": json.loads, "TOML": tomll
 
 
 def _parse_text(text: str, form: str, where: str) -> Mapping[str, Any]:
-    """The text as a mapping. Raises InputError if it is not one."""
+    """Return the text as a mapping. Raises InputError if it is not one."""
     try:
         data = PARSERS[form](text)
     except (ValueError, RecursionError) as error:

@@ -115,7 +115,7 @@ def options_of(text: str, where: str, flags: Collection[str] = (), lists: Collec
 
 
 def _list_statements(text: str) -> Iterator[str]:
-    """The statements of a script: without comments and here-documents; continued lines, arrays and quoted text are joined."""
+    """Yield the statements of a script: without comments and here-documents; continued lines, arrays and quoted text are joined."""
     # Here-documents go first: a DeepSpeed file written by the script holds quotes and # that are not the shell's.
     plain = HEREDOC.sub("", text.replace("\r\n", "\n"))
     plain = re.sub(r"(?m)(^|\s)#.*$", r"\1", plain)
@@ -139,7 +139,7 @@ def _split_line(line: str) -> Iterator[str]:
 
 
 def _is_open(text: str) -> bool:
-    """Whether a quote or an array is not closed."""
+    """Return whether a quote or an array is not closed."""
     array = re.match(r"\s*(?:export\s+)?\w+\+?=\(", text)
     if array:
         return text.count("(") > text.count(")")
@@ -148,7 +148,7 @@ def _is_open(text: str) -> bool:
 
 
 def _precedes_command(value: str) -> bool:
-    """Whether the value of an assignment is followed by a command, as in `A=1 torchrun …`."""
+    """Return whether the value of an assignment is followed by a command, as in `A=1 torchrun …`."""
     stripped = value.strip()
     return bool(stripped) and stripped[0] not in "\"'(`$" and len(stripped.split()) > 1
 
@@ -175,7 +175,7 @@ def _assign_variable(script: Script, match: re.Match[str], *, under_condition: b
 
 
 def _launch_words(script: Script, where: str) -> list[str]:
-    """The words of the commands that start a program with options."""
+    """Return the words of the commands that start a program with options."""
     words: list[str] = []
     for command in script.commands:
         expanded = script.expand(command)
@@ -185,7 +185,7 @@ def _launch_words(script: Script, where: str) -> list[str]:
 
 
 def _all_words(script: Script, where: str) -> list[str]:
-    """The words of all arrays and commands, for a text in which no command starts a program."""
+    """Return the words of all arrays and commands, for a text in which no command starts a program."""
     text = " ".join([*script.variables.values(), *script.commands])
     return _shell_words(script.expand(text), where)
 
@@ -218,7 +218,7 @@ def _option_names(text: str) -> list[str]:
 
 
 def arithmetic(text: str) -> int | None:
-    """The value of an expression of whole numbers; None for anything else."""
+    """Return the value of an expression of whole numbers; None for anything else."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

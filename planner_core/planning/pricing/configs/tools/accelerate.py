@@ -43,7 +43,7 @@ PLUGINS = ("fsdp", "deepspeed", "megatron_lm", "multi_gpu", "no", "tp")
 
 
 def recognises(data: Mapping[str, Any]) -> bool:
-    """Whether a YAML is of accelerate: it says where and by what processes are started."""
+    """Return whether a YAML is of accelerate: it says where and by what processes are started."""
     return "distributed_type" in data or "compute_environment" in data
 
 
@@ -79,7 +79,7 @@ def _read_accumulate(fields: Fields, plugin: str) -> int:
 
 
 def _read_layout(fields: Fields, plugin: str, num_gpus: int) -> tuple[Layout, tuple[str, ...], dict[str, Any]]:
-    """The layout by the plugin, with its notes and options."""
+    """Return the layout by the plugin, with its notes and options."""
     if plugin == "megatron_lm":
         return _megatron_layout(fields, num_gpus), (), {"stack": "megatron"}
     degrees = _read_degrees(fields)

@@ -51,7 +51,7 @@ TABLE = Table(
 
 
 def recognises(data: Mapping[str, Any]) -> bool:
-    """Whether a YAML is NeMo's or Megatron-Bridge's: a `model` with Megatron's degrees beside `trainer` or `train`."""
+    """Return whether a YAML is NeMo's or Megatron-Bridge's: a `model` with Megatron's degrees beside `trainer` or `train`."""
     model = data.get("model")
     parallel = isinstance(model, Mapping) and "tensor_model_parallel_size" in model
     return bool(parallel and any(isinstance(data.get(n), Mapping) for n in ("trainer", "train", "ddp")))
@@ -79,8 +79,8 @@ def read(fields: Fields, num_gpus: int) -> Setup:
 
 
 def _megatron_options(fields: Fields) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """The settings as options of Megatron-LM, and the fields that state each option. A field of another section keeps its name, so that
-    it counts as unread; one that is off has no effect. Raises InputError for two fields that state one degree or size differently."""
+    """Return the settings as options of Megatron-LM, and the fields that state each option. A field of another section keeps its name, so
+    that it counts as unread; one that is off has no effect. Raises InputError for two fields that state one degree or size differently."""
     values: dict[str, Any] = {}
     origins: dict[str, list[str]] = {}
     for name, value in fields.values.items():
@@ -117,7 +117,7 @@ def _add_stated_elsewhere(fields: Fields, values: dict[str, Any], origins: dict[
 
 
 def _low_precision_note(fields: Fields) -> tuple[str, ...]:
-    """A note about products in 8 or 4 bits."""
+    """Return a note about products in 8 or 4 bits."""
     words = " ".join(str(v).lower() for n, v in fields.values.items() if n.startswith("mixed_precision"))
     kind = next((kind for kind in ("mxfp8", "nvfp4", "fp8") if kind in words), "")
     note = f"mixed_precision of {fields.where}: products in {kind} are faster than in 16 bits, in which they are priced"

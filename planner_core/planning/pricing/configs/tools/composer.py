@@ -70,12 +70,13 @@ SUMS = {"pure": "in 16 bits, half the traffic of the 32 that are priced", "defau
 
 
 def recognises_foundry(data: Mapping[str, Any]) -> bool:
-    """Whether a YAML is LLM Foundry's: its loaders or FSDP beside the batch. It is tried before OLMo, which has the batch's names too."""
+    """Return whether a YAML is LLM Foundry's: its loaders or FSDP beside the batch. It is tried before OLMo, which has the batch's names
+    too."""
     return MICRO_BATCH in data and any(name in data for name in ("train_loader", "fsdp_config"))
 
 
 def recognises_olmo(data: Mapping[str, Any]) -> bool:
-    """Whether a YAML is OLMo's: the batch by its own names."""
+    """Return whether a YAML is OLMo's: the batch by its own names."""
     return MICRO_BATCH in data or BATCH in data
 
 
@@ -118,7 +119,7 @@ def read_foundry(fields: Fields, num_gpus: int) -> Setup:
 
 
 def _read_replicas(fields: Fields, strategy: str) -> int | None:
-    """The replicas of a `device_mesh` of [replicas, shards]; None without one. Raises InputError for a mesh that is not used."""
+    """Return the replicas of a `device_mesh` of [replicas, shards]; None without one. Raises InputError for a mesh that is not used."""
     mesh = fields.values.get("fsdp_config.device_mesh")
     fields.read.add("fsdp_config.device_mesh")
     if not isinstance(mesh, list) or len(mesh) == 1:
@@ -139,7 +140,7 @@ def _finish(
     options: Mapping[str, Any],
     notes: tuple[str, ...] = (),
 ) -> Setup:
-    """The run of these degrees, with the options of the tool's table and the micro-batches of a step."""
+    """Return the run of these degrees, with the options of the tool's table and the micro-batches of a step."""
     layout = fsdp_layout(fields, num_gpus, degrees, "fsdp")
     stated = fields.read_options(table)
     return fields.finish(table, layout, {**stated, "accumulate": 1, **options}, notes, read_batch(fields, BATCH))

@@ -36,7 +36,7 @@ STATES_ON_HOST = "DeepSpeed keeps weights in float32 there too and updates on th
 
 
 def recognises(data: Mapping[str, Any]) -> bool:
-    """Whether JSON or YAML is DeepSpeed's: its own names for batches or ZeRO."""
+    """Return whether JSON or YAML is DeepSpeed's: its own names for batches or ZeRO."""
     return any(name in data for name in SIGNATURE)
 
 
@@ -66,7 +66,7 @@ def read(fields: Fields, num_gpus: int) -> Setup:
 
 
 def read_gradients(fields: Fields, dtype: str | None, cp: int) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The stack and the dtype of gradients as options, and a note where they are summed in another dtype than they are kept in.
+    """Return the stack and the dtype of gradients as options, and a note where they are summed in another dtype than they are kept in.
 
     DeepSpeed keeps and sums gradients in the dtype of the model (the properties of its engine), but sums
     in float32 with sequence parallelism. `dtype`: the model's, if a file states it."""
@@ -85,7 +85,7 @@ def read_gradients(fields: Fields, dtype: str | None, cp: int) -> tuple[dict[str
 
 
 def zero_layout(fields: Fields, name: str, ranks: int, tp: int = 1, cp: int = 1, default: int = 0) -> Layout:
-    """The layout of a ZeRO stage over data-parallel ranks, and over context ranks, which exchange heads. Raises InputError."""
+    """Return the layout of a ZeRO stage over data-parallel ranks, and over context ranks, which exchange heads. Raises InputError."""
     stage = fields.read_int(name, default, least=0)
     if stage > 3:
         raise fields.wrong_value(name, stage, "0, 1, 2 or 3")
@@ -96,7 +96,7 @@ def zero_layout(fields: Fields, name: str, ranks: int, tp: int = 1, cp: int = 1,
 
 
 def read_offload(fields: Fields, optimizer: str, weights: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The option for states in the host's memory, and a note. Raises InputError for weights there, or states on a disk."""
+    """Return the option for states in the host's memory, and a note. Raises InputError for weights there, or states on a disk."""
     fields.require_off(
         weights,
         "weights in the host's memory",

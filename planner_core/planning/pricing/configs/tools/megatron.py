@@ -95,7 +95,7 @@ PRICED_OTHERWISE = {
 
 
 def read_arguments(text: str, where: str) -> tuple[Fields, tuple[str, ...]]:
-    """The options of a command line or a launch script, and notes about values that the text does not give. Raises InputError."""
+    """Return the options of a command line or a launch script, and notes about values that the text does not give. Raises InputError."""
     options = options_of(text, where, FLAGS, ("--recompute-modules",))
     return Fields(where, dict(options.values), tool=TABLE.tool), options.notes
 
@@ -150,7 +150,7 @@ def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
 
 
 def _read_vocab_multiple(fields: Fields, tp: int) -> int:
-    """The number of which Megatron-LM makes the vocabulary a multiple, by default 128 for each tensor-parallel rank."""
+    """Return the number of which Megatron-LM makes the vocabulary a multiple, by default 128 for each tensor-parallel rank."""
     padded = fields.first_set("--pad-vocab-size-to", "--padded-vocab-size")
     if fields.has_value(padded):  # an explicit size already divides by tp
         return tp
@@ -158,14 +158,14 @@ def _read_vocab_multiple(fields: Fields, tp: int) -> int:
 
 
 def _read_imbalance(fields: Fields, layout: Layout) -> dict[str, float]:
-    """The load of the fullest expert over the mean, as an option: the capacity factor where experts are padded to their capacity."""
+    """Return the load of the fullest expert over the mean, as an option: the capacity factor where experts are padded to their capacity."""
     capacity = fields.read_float("--moe-expert-capacity-factor", 1.0)
     padded = layout.ep > 1 and capacity > 1 and fields.read_flag("--moe-pad-expert-input-to-capacity")
     return {"expert_imbalance": capacity} if padded else {}
 
 
 def _read_data_parallelism(fields: Fields, ranks: int, cp: int) -> dict[str, Any]:
-    """The degrees of data parallelism and the ZeRO stage, as fields of a layout."""
+    """Return the degrees of data parallelism and the ZeRO stage, as fields of a layout."""
     sharded = fields.read_flag("--use-torch-fsdp2") | fields.read_flag("--use-megatron-fsdp")
     stage = fields.read_int("--zero-stage", 0, least=0)  # Megatron-DeepSpeed's
     # DeepSpeed's bf16 optimizer shards the states at every stage, stage 0 included.
@@ -188,7 +188,7 @@ def _read_data_parallelism(fields: Fields, ranks: int, cp: int) -> dict[str, Any
 
 
 def _launch_note(fields: Fields, num_gpus: int) -> tuple[str, ...]:
-    """A note if the script starts another number of ranks than the cluster has GPUs."""
+    """Return a note if the script starts another number of ranks than the cluster has GPUs."""
     names = (fields.first_set("--nproc_per_node", "--nproc-per-node"), "--nnodes")
     if not all(str(fields.values.get(n, "")).isdecimal() for n in names):
         return ()
@@ -205,7 +205,7 @@ def _notes_on_unpriced(fields: Fields) -> tuple[str, ...]:
 
 
 def _read_offload(fields: Fields) -> tuple[dict[str, bool], tuple[str, ...]]:
-    """The option for states in the host's memory, and a note about how that run differs from the priced one."""
+    """Return the option for states in the host's memory, and a note about how that run differs from the priced one."""
     if not fields.read_flag("--optimizer-cpu-offload"):
         fields.read.add("--optimizer-offload-fraction")
         return {}, ()
@@ -220,7 +220,7 @@ def _read_offload(fields: Fields) -> tuple[dict[str, bool], tuple[str, ...]]:
 
 
 def _read_cp_type(fields: Fields, cp: int) -> str:
-    """How attention runs over the context ranks."""
+    """Return how attention runs over the context ranks."""
     comm = fields.read_word("--cp-comm-type", "p2p", ("p2p", "a2a", "all_gather", "a2a+p2p"))
     if cp > 1 and comm == "a2a+p2p":
         raise InputError(
@@ -254,7 +254,7 @@ def _expert_notes(fields: Fields, layout: Layout) -> tuple[str, ...]:
 
 
 def _read_recompute(fields: Fields) -> str:
-    """The recomputation as an option.
+    """Return the recomputation as an option.
 
     Megatron-LM's `selective` runs core attention again, of which a flash kernel keeps almost nothing, so it is priced as none.
     `--checkpoint-activations` is the older option for whole layers, and so is a method without a granularity, which came later."""

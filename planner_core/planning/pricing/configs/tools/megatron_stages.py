@@ -24,7 +24,7 @@ MAX_LAYERS = 10_000
 
 
 def read_stages(fields: Fields) -> tuple[int, int, tuple[int, ...]]:
-    """The ranks of the pipeline, the stages of each, and the layers of each stage, empty where all stages have equally many.
+    """Return the ranks of the pipeline, the stages of each, and the layers of each stage, empty where all stages have equally many.
 
     Raises InputError for layers that do not divide over stages."""
     pp, layers = fields.read_int("--pipeline-model-parallel-size", 1), fields.read_int("--num-layers", 0, least=0)
@@ -61,7 +61,7 @@ def _divide_layers(fields: Fields, name: str, layers: int, parts: int, advice: s
 
 
 def layers_of(text: str, where: str) -> tuple[int, ...]:
-    """The layers of each stage of a layout. `x*3` is x three times, `(x)*3` too; stages end with `|`; commas say nothing."""
+    """Return the layers of each stage of a layout. `x*3` is x three times, `(x)*3` too; stages end with `|`; commas say nothing."""
     plain = text.replace(",", "").replace(" ", "")
     # Innermost groups first: (t|(tt)*2)*3 becomes (t|tttt)*3. Each round removes a pair of brackets or a star, so it ends.
     while match := re.search(r"\(([^()]*)\)\*(\d{1,4})|\(([^()]*)\)|([a-z|])\*(\d{1,4})", plain):

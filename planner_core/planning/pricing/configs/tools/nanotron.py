@@ -31,7 +31,7 @@ TABLE = Table(
 
 
 def recognises(data: Mapping[str, Any]) -> bool:
-    """Whether a YAML is nanotron's: degrees by `parallelism.dp` and the batch by `tokens`."""
+    """Return whether a YAML is nanotron's: degrees by `parallelism.dp` and the batch by `tokens`."""
     degrees = data.get("parallelism")
     return isinstance(degrees, Mapping) and "dp" in degrees and isinstance(data.get("tokens"), Mapping)
 

@@ -48,7 +48,8 @@ ATTENTIONS = {"global": "softmax", "flash": "flash2"}
 
 
 def recognises(data: Mapping[str, Any]) -> bool:
-    """Whether a YAML is GPT-NeoX's: its own names for the degrees. It holds DeepSpeed's names too, so it is tried before DeepSpeed."""
+    """Return whether a YAML is GPT-NeoX's: its own names for the degrees. It holds DeepSpeed's names too, so it is tried before
+    DeepSpeed."""
     names = {str(name).replace("-", "_") for name in data}
     return bool(names & {"pipe_parallel_size", "model_parallel_size"})
 
@@ -85,7 +86,7 @@ def read(fields: Fields, num_gpus: int) -> Setup:
 
 
 def _read_dtype(fields: Fields) -> str:
-    """The dtype of the products, of one of three fields."""
+    """Return the dtype of the products, of one of three fields."""
     precision = fields.read_word("precision", "")
     for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
         if fields.read_flag(f"{name}.enabled") or precision in (name, dtype):
@@ -94,7 +95,7 @@ def _read_dtype(fields: Fields) -> str:
 
 
 def _read_attention(fields: Fields) -> dict[str, str]:
-    """The attention kernel, from entries such as [[["flash"], 32]]: kinds, and the number of layers or "all"."""
+    """Return the attention kernel, from entries such as [[["flash"], 32]]: kinds, and the number of layers or "all"."""
     kinds = fields.values.get("attention_config")
     fields.read.add("attention_config")
     words = {str(kind) for entry in kinds or [[["global"], "all"]] for kind in entry[0]}

@@ -58,12 +58,13 @@ ACTIVATION_CHECKPOINT = re.compile(r"(?m)(?:^|\s)activation-checkpoint:(\w+)")
 
 
 def recognises(data: Mapping[str, Any]) -> bool:
-    """Whether a TOML has torchtitan's sections."""
+    """Return whether a TOML has torchtitan's sections."""
     return any(isinstance(data.get(name), dict) for name in SECTIONS)
 
 
 def read_arguments(text: str, where: str) -> tuple[Fields, tuple[str, ...]]:
-    """The options of a command line or a launch script by their paths in a config, and notes about values that the text does not give.
+    """Return the options of a command line or a launch script by their paths in a config, and notes about values that the text does not
+    give.
 
     `--parallelism.no-enable_sequence_parallel` switches a field off, and `activation-checkpoint:full` is a mode. Raises InputError."""
     # A mode is no value of the option before it, so it leaves the text first.
@@ -150,7 +151,7 @@ def _read_layout(fields: Fields, num_gpus: int) -> Layout:
 
 
 def _read_schedule(fields: Fields, pp: int) -> dict[str, Any]:
-    """The schedule of stages and their number on a rank: 2 where a schedule has several, as in torchtitan."""
+    """Return the schedule of stages and their number on a rank: 2 where a schedule has several, as in torchtitan."""
     name = fields.first_set("parallelism.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule")
     word = fields.read_word(name, "1f1b")
     if pp == 1:
@@ -162,7 +163,7 @@ def _read_schedule(fields: Fields, pp: int) -> dict[str, Any]:
 
 
 def _pipeline_micro_batches(fields: Fields, layout: Layout, local_batch: int) -> tuple[int, int]:
-    """The samples of a micro-batch, and the micro-batches into which a pipeline cuts a rank's batch."""
+    """Return the samples of a micro-batch, and the micro-batches into which a pipeline cuts a rank's batch."""
     size = fields.first_set(
         "parallelism.pipeline_parallel_microbatch_size", "experimental.pipeline_parallel_microbatch_size"
     )
@@ -177,7 +178,7 @@ def _pipeline_micro_batches(fields: Fields, layout: Layout, local_batch: int) ->
 
 
 def _read_recompute(fields: Fields) -> str:
-    """The recomputation, by the mode of a TOML or the class of a Python config."""
+    """Return the recomputation, by the mode of a TOML or the class of a Python config."""
     kind = fields.read_word("activation_checkpoint.()", "").partition(".")[0]
     if kind:
         if kind not in RECOMPUTE_CLASSES:
@@ -191,13 +192,13 @@ def _read_recompute(fields: Fields) -> str:
 
 
 def _compiles_model(fields: Fields) -> bool:
-    """Whether the model's blocks are compiled, not the loss alone."""
+    """Return whether the model's blocks are compiled, not the loss alone."""
     enabled = fields.read_flag("compile.enable") | fields.read_flag("training.compile")
     return enabled and "model" in _compiled_components(fields)
 
 
 def _compiled_components(fields: Fields) -> tuple[str, ...]:
-    """What is compiled, if anything is. Files before `compile.components` compiled both."""
+    """Return what is compiled, if anything is. Files before `compile.components` compiled both."""
     return fields.read_words("compile.components") or ("model", "loss")
 
 
@@ -210,7 +211,7 @@ def _read_optimizer(fields: Fields) -> str:
 
 
 def _read_kernels(fields: Fields) -> dict[str, str]:
-    """The kernels of the optimizer. torchtitan's words are the planner's; older files have a flag `fused`."""
+    """Return the kernels of the optimizer. torchtitan's words are the planner's; older files have a flag `fused`."""
     if fields.has_value("optimizer.implementation"):
         return {"optimizer_kernels": fields.read_word("optimizer.implementation", "fused", OPTIMIZER_KERNELS)}
     if fields.has_value("optimizer.fused"):
@@ -219,7 +220,7 @@ def _read_kernels(fields: Fields) -> dict[str, str]:
 
 
 def _low_precision_note(fields: Fields) -> tuple[str, ...]:
-    """A note about products in 8 or 4 bits. Raises InputError for adapters, which freeze the weights."""
+    """Return a note about products in 8 or 4 bits. Raises InputError for adapters, which freeze the weights."""
     name = fields.first_set("model.converters", "model_spec.converters")
     converters = " ".join(str(v).lower() for v in _as_list(fields.values.get(name)))
     if "lora" in converters:
@@ -233,7 +234,7 @@ def _low_precision_note(fields: Fields) -> tuple[str, ...]:
 
 
 def _replica_note(fields: Fields, layout: Layout) -> tuple[str, ...]:
-    """A note about weights in stages that torchtitan keeps gathered, which cannot be stated beside replicas."""
+    """Return a note about weights in stages that torchtitan keeps gathered, which cannot be stated beside replicas."""
     name = "parallelism.fsdp_reshard_after_forward"
     if layout.pp == 1 or layout.dp == 1 or layout.fsdp == 1 or fields.read_word(name, "default") == "always":
         return ()
@@ -261,14 +262,14 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _read_cp_type(fields: Fields, cp: int) -> str:
-    """How attention runs over the context ranks: torchtitan gathers keys and values by default."""
+    """Return how attention runs over the context ranks: torchtitan gathers keys and values by default."""
     name = fields.first_set("parallelism.context_parallel_rotate_method", "experimental.context_parallel_rotate_method")
     method = fields.read_word(name, "allgather", ("allgather", "alltoall"))
     return "ring" if cp == 1 or method == "alltoall" else "gather"
 
 
 def _expert_note(fields: Fields, layout: Layout) -> tuple[str, ...]:
-    """A note about experts that are priced in another way than torchtitan runs them."""
+    """Return a note about experts that are priced in another way than torchtitan runs them."""
     fields.read.add("parallelism.expert_tensor_parallel_degree")
     if layout.ep == 1 or layout.tp * layout.cp == 1:
         return ()

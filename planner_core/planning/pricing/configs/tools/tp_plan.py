@@ -36,7 +36,7 @@ SEQUENCE_STYLES = ("sequence_parallel",)
 
 
 def recognises(data: Mapping[str, Any]) -> bool:
-    """Whether settings are a plan, under the name that a config or a model gives it, or bare: patterns of modules and words."""
+    """Return whether settings are a plan, under the name that a config or a model gives it, or bare: patterns of modules and words."""
     bare = bool(data) and all(isinstance(v, str) for v in data.values()) and any("." in n or "*" in n for n in data)
     return bare or any(name in data for name in PLAN_FIELDS)
 

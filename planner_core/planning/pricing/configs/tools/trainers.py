@@ -109,24 +109,24 @@ AXOLOTL = Trainer(
 
 
 def recognises_axolotl(data: Mapping[str, Any]) -> bool:
-    """Whether a YAML is axolotl's: it names a `base_model` beside the data or the batch of a run."""
+    """Return whether a YAML is axolotl's: it names a `base_model` beside the data or the batch of a run."""
     return "base_model" in data and any(
         name in data for name in ("micro_batch_size", "sequence_len", "datasets", "num_epochs")
     )
 
 
 def recognises_arguments(data: Mapping[str, Any]) -> bool:
-    """Whether settings are TrainingArguments: the batch by its own name."""
+    """Return whether settings are TrainingArguments: the batch by its own name."""
     return any(name in data for name in ("per_device_train_batch_size", "per_gpu_train_batch_size"))
 
 
 def recognises_factory(data: Mapping[str, Any]) -> bool:
-    """Whether TrainingArguments are LLaMA-Factory's."""
+    """Return whether TrainingArguments are LLaMA-Factory's."""
     return recognises_arguments(data) and any(name in data for name in ("finetuning_type", "cutoff_len"))
 
 
 def reader_of(trainer: Trainer) -> Callable[[Fields, int], Setup]:
-    """The reader of a trainer's files."""
+    """Return the reader of a trainer's files."""
 
     def read(fields: Fields, num_gpus: int) -> Setup:
         lora, lora_notes = _read_adapters(fields, *trainer.adapter)
@@ -190,7 +190,7 @@ DOUBLE_QUANTIZATION = ("use_bnb_nested_quant", "double_quantization", "bnb_4bit_
 
 
 def _read_adapters(fields: Fields, kind: str, rank: str, targets: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The rank of adapters and whether frozen weights are in 4 bits, as options, with notes about what is priced in another way.
+    """Return the rank of adapters and whether frozen weights are in 4 bits, as options, with notes about what is priced in another way.
 
     Raises InputError for weights in 8 bits, and for other ways to freeze some: the given model has neither."""
     lora = fields.lowered(kind) in ("lora", "qlora", "true")
@@ -243,7 +243,7 @@ ADAMW_KERNELS = {
 
 
 def _read_optimizer(fields: Fields, name: str) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The optimizer as an option, with a note if its moments have another form than the priced one."""
+    """Return the optimizer as an option, with a note if its moments have another form than the priced one."""
     kind = fields.read_word(name, "adamw")
     if kind.startswith("sgd"):
         return {"optimizer": "sgd"}, ()
@@ -258,7 +258,7 @@ def _read_optimizer(fields: Fields, name: str) -> tuple[dict[str, str], tuple[st
 
 
 def _read_layout(fields: Fields, num_gpus: int, degrees: FsdpDegrees) -> tuple[Layout, tuple[str, ...], dict[str, Any]]:
-    """The layout of the field `fsdp` or `deepspeed`, with its notes and options. Without either it is data parallelism, or FSDP if
+    """Return the layout of the field `fsdp` or `deepspeed`, with its notes and options. Without either it is data parallelism, or FSDP if
     degrees of shards are given."""
     inline = {n.removeprefix("deepspeed."): v for n, v in fields.values.items() if n.startswith("deepspeed.")}
     if fields.has_value("deepspeed") or inline:
@@ -297,7 +297,7 @@ def _read_layout(fields: Fields, num_gpus: int, degrees: FsdpDegrees) -> tuple[L
 def _deepspeed_layout(
     fields: Fields, num_gpus: int, degrees: FsdpDegrees, inline: Mapping[str, Any]
 ) -> tuple[Layout, tuple[str, ...], dict[str, Any]]:
-    """The layout of DeepSpeed's settings, given inline or in a file that the field names. They become fields of the run, as
+    """Return the layout of DeepSpeed's settings, given inline or in a file that the field names. They become fields of the run, as
     `deepspeed.zero_optimization.stage`, so that one that is not read is reported like any other."""
     data = inline
     if not inline:
