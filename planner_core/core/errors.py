@@ -118,6 +118,7 @@ def require(*packages: str) -> None:
 
 def is_installed(package: str) -> bool:
     """Return whether a package can be imported. It is not imported."""
+    # `import torch` takes seconds; a missing package must be said before, and may never be needed.
     return find_spec(package) is not None
 
 

@@ -66,6 +66,7 @@ def check_writable(path: Path) -> None:
     try:
         with contextlib.suppress(FileNotFoundError):
             path.lstat()  # raises if the name is too long for the file system
+        # Not `path` itself: a file that is opened for writing is empty if the work then fails. The folder decides, since a rename replaces.
         with tempfile.TemporaryFile(dir=path.resolve().parent):
             pass
     except OSError as error:

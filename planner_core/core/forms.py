@@ -41,6 +41,7 @@ def first_schema_fault(
         # an image with a GPU may lack it, where the plan of another machine runs
         warnings.warn(f"{where} was not checked against its schema: install jsonschema", stacklevel=3)
         return None
+    # Of a file that is none of ours every field is wrong, and all faults of a large file take long to list.
     faults = islice(_build_validator(form, strict).iter_errors(data), MAX_FAULTS)
     fault = min(faults, key=_report_order, default=None)
     return f"{where}{_describe_fault(fault, expected or {})}" if fault is not None else None

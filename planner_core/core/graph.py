@@ -160,6 +160,7 @@ class Graph:
     @property
     def num_repeats(self) -> dict[str, int]:
         """The number of calls of each block."""
+        # A block without calls counts 0 and is not missing.
         counts = dict.fromkeys(self.blocks, 0)
         for call in self.calls():
             counts[call.block] += 1
@@ -173,6 +174,7 @@ class Graph:
 
     def parameters(self) -> dict[str, TensorMeta]:
         """Every parameter by its full name; shared parameters once."""
+        # By name: a weight that two modules share has one name, and counts once.
         metas = {v.name: v.meta for v in self.top.values if v.kind == "parameter"}
         for call in self.calls():
             block = self.blocks[call.block]

@@ -28,6 +28,7 @@ class DeviceMesh:
 
     def stride(self, axis: int) -> int:
         """Distance in ranks between neighbours along `axis`."""
+        # On 2 × 4, ranks 0 to 3 are the first row: neighbours on the first axis are 4 apart, on the second 1.
         return math.prod(self.axis_sizes[axis + 1 :])
 
     def name_of(self, axes: tuple[int, ...]) -> str:

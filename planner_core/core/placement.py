@@ -67,6 +67,7 @@ def parse_placement(text: str) -> Placement:
         return R
     if text == "P":
         return P
+    # Two digits: no tensor has a hundred dims, and a plan file is outside input.
     match = re.fullmatch(r"S\((\d{1,2})\)", text)
     if not match:
         raise ShardingError(f"placement {text!r} is not one of R, P, S(0), S(1), ...")

@@ -403,6 +403,7 @@ class Plan:
     def data_axes(self) -> tuple[int, ...]:
         """The mesh axes that shard the batch: of the operations whose first result is sharded there, most shard dim 0. Others say
         nothing: a loss is put together from many numbers, which have no dims."""
+        # The first result: the others, as attention's log-sum-exp, may lack the dims that tell samples from features.
         results = [s.outputs[0].src.forward for b in self.blocks.values() for s in b.sites.values() if s.outputs]
         return data_axes_of(
             [[p.dim if isinstance(p, Shard) else None for p in one] for one in results], self.mesh.axis_sizes
@@ -454,6 +455,7 @@ def block_patterns(plan: Plan) -> dict[str, str]:
 
 def params_by_pattern(plan: Plan) -> dict[str, ParamPlan]:
     """Return the plan of every parameter, by name pattern."""
+    # Two variants of a block have the same parameter names, so the pattern of the block tells them apart.
     patterns = block_patterns(plan)
     return {
         ".".join(filter(None, (patterns[label], name))): param

@@ -158,6 +158,7 @@ def load_plan(path: str | Path) -> Plan:
     if path_exists(file) and not is_file(file):
         raise InputError(f"cannot read {path}: it is not a regular file")
     try:
+        # Before it is read: a wrong path may name a checkpoint of many GB.
         if file.stat().st_size > LARGEST_FILE_BYTES:
             raise InputError(
                 f"{path} is larger than {LARGEST_FILE_BYTES // 10**6} MB, the largest plan file that is read"
@@ -195,6 +196,7 @@ def _plan_faults(plan: Plan) -> Iterator[str]:
     if any(axis >= axes for t in costs.traffic for axis in t.axes):
         yield "traffic runs on a mesh axis that does not exist"
     yield from _stage_faults(plan)
+    # The prefix of a copy says which weights it has: twice the same, and one of the two plans would be ignored.
     prefixes = [p for block in plan.blocks.values() for p in block.prefixes]
     if len(set(prefixes)) != len(prefixes) or plan.blocks[""].prefixes != ("",):
         yield "two blocks are for the same part of the model, or the top block is not for the whole of it"

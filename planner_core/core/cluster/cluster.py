@@ -188,12 +188,14 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
     known, size = _known_cluster_resized(name)
     if known:
         stated = {part.partition("=")[0].strip() for part in changes.split(",")}
+        # What a user states after the colon wins over what follows from the size: 3x4-h100:inter=400 has 400 GB/s.
         unchanged = [f"{key}={value}" for key, value in size.items() if key not in stated]
         return replace(_apply_changes(known, ",".join([*unchanged, *filter(None, [changes])])), name=text)
     # Before any file: one of this name in the working folder must not change what a command means.
     if text in cluster_names():
         path = ASSETS / "clusters" / f"{text}.json"
-        return _cluster_from_json(_read_json(path), f"cluster {text}", text)  # its form is held by a test
+        # A test checks the form of every file there, so it is not checked again.
+        return _cluster_from_json(_read_json(path), f"cluster {text}", text)
     path = Path(text)
     if path.suffix == ".json" or "/" in text or is_file(path):
         return Cluster.from_json(_read_json(path), where=f"cluster file {path.name}", name=path.stem)
@@ -260,6 +262,7 @@ def _apply_changes(name: str, changes: str) -> Cluster:
     if "gpu" in given:
         cluster = _cluster_from_json({**data, "gpu": _gpu_data(given.pop("gpu"))}, where, cluster.name)
     numbers = {key: _parse_change(key, text, where) for key, text in given.items()}
+    # `nodes` is the size of the one level above: with two such levels it would be open which of them it changes.
     inner, *outer = cluster.levels
     if len(outer) > 1 and "nodes" in numbers:
         raise InputError(
@@ -275,6 +278,7 @@ def _apply_changes(name: str, changes: str) -> Cluster:
         size=int(numbers.get("gpus", inner.size)),
         unit_bytes_per_s=numbers.get("intra", inner.unit_bytes_per_s / 1e9) * 1e9,
     )
+    # A cluster of one node has no link out of it; the new one takes the latencies that were measured with its GPU.
     network = {"name": "network", "size": nodes, "unit_bytes_per_s": 0.0}
     link = outer[0] if outer else _level_from_json(network, 1, cluster.gpu, where)
     speed = numbers.get("inter", link.unit_bytes_per_s / 1e9) * 1e9
@@ -346,6 +350,7 @@ def _level_from_json(data: Mapping[str, Any], index: int, gpu: Gpu, where: str) 
     measured = gpu.collectives
     latency, tree, efficiency = 0.0, 0.0, 1.0
     if measured is not None:
+        # Inside a node a step takes the same in a ring and in a tree; between nodes trees were measured by themselves.
         latency, tree = (measured.ring_hop_s, measured.tree_hop_s) if index else (measured.hop_s, measured.hop_s)
         efficiency = measured.outer_efficiency if index else measured.efficiency
     # A stated latency is for rings and trees alike, so the measured one of trees does not apply then.

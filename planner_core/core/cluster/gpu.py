@@ -72,6 +72,7 @@ class Gpu:
     @property
     def training_dtype(self) -> str:
         """The 16-bit dtype in which this GPU is fast: bfloat16, or float16 if only that has tensor cores."""
+        # V100 has tensor cores for float16 alone. Where both are as fast, bfloat16: it needs no scaling of the loss.
         return "bfloat16" if self.flops_per_s("bfloat16") >= self.flops_per_s("float16") else "float16"
 
     def to_json(self) -> dict[str, Any]:

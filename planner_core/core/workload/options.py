@@ -82,6 +82,7 @@ class Option:
 
     def parse(self, text: str) -> Any:
         """Return the value that a text on the command line gives. Raises InputError, and ValueError for what is not a number."""
+        # A shell cannot give None, so the word stands for it.
         if self.automatic and text == AUTO:
             return None
         if self.automatic and text not in map(str, self.choices):

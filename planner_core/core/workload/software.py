@@ -63,6 +63,7 @@ class Stack:
     @property
     def runs_torch_kernels(self) -> bool:
         """Whether a step takes PyTorch's own kernels, as that of an exported script does."""
+        # Its name and the dtype of sums do not choose kernels; everything else does.
         return replace(self, name=USUAL_STACK, keeps_sums=False) == load_stack(USUAL_STACK)
 
 
@@ -115,5 +116,6 @@ def load_stack(name: str) -> Stack:
     """Return a stack by its name. Raises InputError for an unknown name."""
     if name not in _load_stacks():
         raise InputError(named("stack", name), f" is not known; {nearest(name, stack_names())}")
+    # A file may have fields for people, such as the source of its figures.
     known = {f.name for f in fields(Stack)}
     return Stack(name, **{key: value for key, value in _load_stacks()[name].items() if key in known})

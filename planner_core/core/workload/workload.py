@@ -60,6 +60,7 @@ class Workload(Software):
     def check(self) -> None:
         """Raise InputError for an impossible value."""
         check_options(self, ("accumulate", "batch", "seq"))
+        # The batch is a number of samples of the whole step, so micro-batches must share it evenly to have one graph.
         if self.batch % self.accumulate:
             raise InputError(
                 named("accumulate", self.accumulate),
