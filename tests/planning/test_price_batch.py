@@ -45,7 +45,7 @@ def build():
 
 def sizes(text: str, batch: int, **given: int) -> tuple[int, int]:
     layout = parse_layout(text)
-    options = Setup(layout, {}).with_batch(batch, layout).options_beside(layout, given)
+    options = Setup(layout, {}).with_batch(batch, layout).override_options(layout, given)
     return options["micro_batch"], options["accumulate"]
 
 
@@ -89,7 +89,7 @@ def test_the_samples_count_in_place_of_those_of_a_file(tmp_path: Path) -> None:
     file.write_text("--tensor-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 128")
     setup = read_setup(file, 16)
     for batch, given, wanted in ((64, {}, (2, 4)), (64, {"micro_batch": 1}, (1, 8)), (256, {"accumulate": 4}, (8, 4))):
-        options: dict[str, Any] = setup.with_batch(batch, setup.layout).options_beside(setup.layout, given)
+        options: dict[str, Any] = setup.with_batch(batch, setup.layout).override_options(setup.layout, given)
         assert (options["micro_batch"], options["accumulate"]) == wanted
 
 

@@ -260,7 +260,7 @@ def test_a_step_keeps_the_samples_of_a_file(
 ) -> None:
     setup = read(tmp_path, name, text, gpus=16)
     stated_layout = parse_layout(layout) if layout else setup.layout
-    stated = Statement(stated_layout, **setup.options_beside(stated_layout, given))
+    stated = Statement(stated_layout, **setup.override_options(stated_layout, given))
     assert (
         stated.batch == 128
         and given.items() <= {"micro_batch": stated.micro_batch, "accumulate": stated.accumulate}.items()
@@ -272,12 +272,12 @@ def test_samples_of_a_file_that_options_do_not_divide_are_one_sentence(tmp_path:
     with pytest.raises(
         InputError, match="--global-batch-size 128 is not a multiple of 3 samples on each of 8 data-par"
     ):
-        setup.options_beside(setup.layout, {"micro_batch": 3})
+        setup.override_options(setup.layout, {"micro_batch": 3})
     both = {"micro_batch": 3, "accumulate": 2}
-    assert both.items() <= setup.options_beside(setup.layout, both).items()
+    assert both.items() <= setup.override_options(setup.layout, both).items()
     # only a batch is stated here, so a rank's samples follow from the layout
     alone = read(tmp_path, "ds.json", '{"train_batch_size": 128, "gradient_accumulation_steps": 4}', gpus=16)
-    assert alone.options_beside(parse_layout("dp=2,tp=8"), {})["micro_batch"] == 16
+    assert alone.override_options(parse_layout("dp=2,tp=8"), {})["micro_batch"] == 16
     with pytest.raises(
         InputError, match=r"128 is not the 64 samples of gradient_accumulation_steps 4 x .* leave one of the three"
     ):

@@ -63,25 +63,26 @@ class Pricer:
         self.has_inputs = has_own_inputs(self.model) if self.has_inputs is None else self.has_inputs
 
     def state_setup(
-        self, setup: Setup, layout: Layout, given: Mapping[str, Any], batch: int | None
+        self, setup: Setup, layout: Layout, overrides: Mapping[str, Any], batch: int | None
     ) -> tuple[Statement, tuple[Sentence, ...]]:
-        """Return the run of a setup where `given` options, a layout and the samples of a step count instead of its own, and notes on its
-        micro-batch if that is assumed. Raises InputError."""
-        number_stated = not {"micro_batch", "accumulate"}.isdisjoint({*setup.options, *given})
+        """Return the run of a setup with notes on its micro-batch if that is assumed.
+
+        The options `overrides`, the `layout` and the samples of a step, `batch`, count in place of the setup's own. Raises InputError."""
+        number_stated = not {"micro_batch", "accumulate"}.isdisjoint({*setup.options, *overrides})
         # Example inputs have a size.
         is_assumed = not (batch is None or number_stated or self.has_inputs or setup.batch)
         if batch is not None:
             setup = setup.with_batch(batch, layout)
             # Example inputs are one micro-batch, so they say of how many of these a step is.
-            if self.has_inputs and "micro_batch" not in given:
-                given = {**given, "micro_batch": self._share_of_inputs(layout)}
-        stated, notes = self.state_run(layout, setup.options_beside(layout, given))
+            if self.has_inputs and "micro_batch" not in overrides:
+                overrides = {**overrides, "micro_batch": self._share_of_inputs(layout)}
+        stated, notes = self.state_run(layout, setup.override_options(layout, overrides))
         if is_assumed and layout.pp > 1:
             assumed = f"micro-batch {stated.micro_batch} is assumed, with which stages stand idle least; "
             notes += (Sentence(assumed, named("micro_batch"), " states another"),)
         elif is_assumed:
             stated, notes = self._shrink_to_fit(stated)
-        if setup.where and "recompute" not in {*setup.options, *given}:
+        if setup.where and "recompute" not in {*setup.options, *overrides}:
             silent = f"{setup.where} does not say whether layers are recomputed, which the training script does; priced without, and "
             notes += (Sentence(silent, named("recompute", "full"), " beside it prices it"),)
         return stated, notes
@@ -91,6 +92,7 @@ class Pricer:
         fits, with the one of least memory. Raises InputError."""
         check_statement(stated, self.cluster)
         plan, share = self.plan(stated), stated.micro_batch
+        # The whole share at once runs the fewest and largest kernels, so it is the first to be looked at.
         if plan is None or plan.fits:
             return stated, ()
         peak = plan.cost.memory_bytes["peak"]
@@ -192,6 +194,7 @@ class Pricer:
             stated.nf4,
             graph.config.get(VOCABULARY),
         )
+        # Suggestions change one thing each, so most of them share a graph, and many a planner with all its networks.
         if key not in self.planners:
             planner = prepare_planner(request, graph, self.say)
             self.planners[key] = planner.changed(workload=replace(workload, dtype=planner.workload.dtype))

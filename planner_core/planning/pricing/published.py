@@ -53,6 +53,7 @@ def load_published_runs() -> tuple[PublishedRun, ...]:
 
 
 def _read_run(row: dict[str, str]) -> PublishedRun:
+    # In the order of FITS.
     predicted = (row["predicted_s"], row["group_out_s"], row["source_out_s"])
     return PublishedRun(
         row["id"],

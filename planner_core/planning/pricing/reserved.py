@@ -54,6 +54,7 @@ def _kind_of_plan(plan: Plan) -> str:
     adapters = (plan.model.get("config") or {}).get("lora") or {}
     if plan.workload.get("stack") in (None, USUAL_STACK) and "weights" not in adapters:
         return OWN_PROGRAM
+    # An axis of one rank shards nothing, so its weights stay whole.
     sizes = zip(axis_roles(plan), plan.mesh.axis_sizes, strict=True)
     return GATHERED_WEIGHTS if any(role == SHARD and size > 1 for role, size in sizes) else WHOLE_WEIGHTS
 

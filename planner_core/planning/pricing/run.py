@@ -68,6 +68,7 @@ def price_statement(
     pricer: Pricer, stated: Statement, *, advise: bool = True, notes: tuple[str, ...] = ()
 ) -> PricedRun:
     """Price a stated run. With `advise`, also find helpful changes and the best plan. Raises InputError."""
+    # Before the graph is built, which takes seconds: degrees that do not fill the cluster need none.
     check_statement(stated, pricer.cluster)
     planner = pricer.planner(stated)
     seq, name = planner.workload.seq, planner.graph.name

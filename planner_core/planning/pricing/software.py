@@ -8,23 +8,23 @@ from planner_core.cost import MATH, attentions_by_kernel, why_math
 
 def describe_software(graph: Graph, cluster: Cluster, workload: Workload, budget: float) -> tuple[str, ...]:
     """Sentences about the software of a workload on a cluster. `budget`: bytes per GPU that a plan may take."""
-    software, taken = workload.resolved(), attentions_by_kernel(graph, cluster.gpu, workload)
+    software, ops_by_kernel = workload.resolved(), attentions_by_kernel(graph, cluster.gpu, workload)
     item, memory = ITEM_BYTES[workload.dtype], cluster.gpu.memory_bytes
     gradients = "float32" if workload.gradient_item(item) > item else workload.dtype
     share = f", {budget / memory:.0%} of the GPU's" if budget < memory else ""
     loss = _describe_loss(workload)
-    attention = f"attention {' and '.join(taken)}, " if taken else ""
+    attention = f"attention {' and '.join(ops_by_kernel)}, " if ops_by_kernel else ""
     mode = "compiled" if workload.compiled else "eager"
     lines = [
         f"{attention}optimizer {software.optimizer_kernels}, {mode}, {loss}, gradients in {gradients}; a plan may take "
         f"{budget / 2**30:.1f} GiB{share}"
     ]
-    for block, op in taken.get(MATH, [])[:1]:
+    for block, op in ops_by_kernel.get(MATH, [])[:1]:
         where = block.name or "the model"
         lines.append(
             f"attention of {where} runs torch's math kernel in float32, which keeps its scores: {why_math(op, block)}"
         )
-    return (*lines, *(_describe_own_attention(graph) if not taken else ()))
+    return (*lines, *(_describe_own_attention(graph) if not ops_by_kernel else ()))
 
 
 def _describe_own_attention(graph: Graph) -> tuple[str, ...]:

@@ -56,6 +56,7 @@ class Budget:
     def to_json(self, speed: Speed, num_gpus: int) -> dict[str, float | None]:
         """Days, GPU hours and money for all tokens at a speed. Money is None if no price was given."""
         seconds = self.tokens / (speed.tokens_per_s_per_gpu * num_gpus)
+        # A GPU is paid for while it waits, too, so all GPUs of the cluster count.
         hours = seconds * num_gpus / SECONDS_PER_HOUR
         price = self.price_per_gpu_hour
         return {
@@ -78,6 +79,7 @@ def count_model_flops(graph: Graph) -> int:
 
 
 def _count_flops(block: Block) -> int:
+    # Recomputed operators are not counted twice: MFU is of the work that the model needs, whatever a plan runs again.
     op_work = (work_of(op, block.values) for op in block.ops)
     return sum(work.flops + work.backward_flops for work in op_work)
 

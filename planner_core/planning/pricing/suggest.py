@@ -45,6 +45,7 @@ def find_suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Sugg
     """Return the best changes first: runs that fit and are faster, or, if the stated run does not fit, all runs that fit."""
     stated_speed = pricer.speed(plan, stated).tokens_per_s_per_gpu
     helpful = []
+    # A kernel without a measured rate on this GPU has no price that could be compared.
     kernels = {rate.kernel for rate in pricer.cluster.gpu.attention.rates}
     for change, other in list_changes(stated, pricer.cluster.levels[0].size, kernels):
         pricer.say(change)
@@ -140,6 +141,7 @@ def _state_changes(stated: Statement, node: int) -> Iterator[tuple[str, Statemen
     layouts = [replace(layout, dp=ranks, fsdp=1, zero=zero) for zero in (0, 1, 2)] + [
         replace(layout, dp=1, fsdp=ranks, zero=0)
     ]
+    # HSDP: as many shards as fit into a node beside tensor and context ranks, so that gathers stay on its links.
     inside = max(1, node // (layout.tp * layout.cp))
     if ranks > inside > 1 and ranks % inside == 0:
         layouts.append(replace(layout, dp=ranks // inside, fsdp=inside, zero=0))

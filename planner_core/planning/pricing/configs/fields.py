@@ -90,19 +90,19 @@ class Setup:
         derived = self.batch.derived if self.batch else "accumulate" if sized else "micro_batch"
         return replace(self, batch=StatedBatch("", samples, derived))
 
-    def options_beside(self, layout: Layout, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the file's options where options and a layout are given beside the file, which count instead.
+    def override_options(self, layout: Layout, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the file's options with those of `overrides` and of `layout` in their place, which were given with the file.
 
         A step keeps the samples that the file states, unless the micro-batch and the number of micro-batches are both given: 128 samples
         as 8 of 1 on 16 data-parallel ranks are 32 of 1 on 4 ranks, and with micro_batch=2 they are 16 of 2. Raises InputError for samples
         that cannot be shared so."""
-        options = {**self.options, **given}
+        options = {**self.options, **overrides}
         both = ("micro_batch", "accumulate")
-        if self.batch is None or (self.batch.field and all(name in given for name in both)):
+        if self.batch is None or (self.batch.field and all(name in overrides for name in both)):
             return options
         # What was given stands, so the other one follows from the samples.
         derived = next(
-            (other for name, other in zip(both, both[::-1], strict=True) if name in given), self.batch.derived
+            (other for name, other in zip(both, both[::-1], strict=True) if name in overrides), self.batch.derived
         )
         fixed = both[1 - both.index(derived)]
         number, samples = options.get(fixed, 1), self.batch.samples
@@ -126,11 +126,11 @@ class Setup:
                 named("accumulate"),
             )
         quotient = samples // each
-        if derived in given and given[derived] != quotient:  # all three are given
+        if derived in overrides and overrides[derived] != quotient:  # all three are given
             raise InputError(
                 named("batch", samples),
                 f" is {quotient} x {number} samples on {layout.data} data-parallel ranks, and not ",
-                named(derived, given[derived]),
+                named(derived, overrides[derived]),
                 "; leave one of the three out",
             )
         return {**options, fixed: number, derived: quotient}
@@ -351,7 +351,7 @@ class Fields:
             raise InputError(refusal_text(self.where, self.tool, risky))
         tool = self.tool or table.tool
         setup = Setup(layout, options, notes, self.where, tool, read, unread, without_effect, sizes, batch)
-        return replace(setup, options=setup.options_beside(layout, {}))
+        return replace(setup, options=setup.override_options(layout, {}))
 
 
 def _flatten_leaves(data: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
@@ -442,6 +442,7 @@ def fsdp_layout(fields: Fields, num_gpus: int, degrees: FsdpDegrees, names: str)
     if degrees.strategy in ("shard_grad_op", "hybrid_shard_zero2"):
         # Weights stay whole between forward and backward, gradients and states are sharded: ZeRO-2.
         return replace(common, dp=ranks, zero=2)
+    # A file states replicas, shards, or neither; the other follows from the ranks, and with neither all ranks are shards.
     copies = degrees.replicate or (ranks // degrees.shard if degrees.shard and ranks % degrees.shard == 0 else 1)
     shards = degrees.shard or remaining_ranks(fields, "dp_replicate_size", ranks, copies)
     if copies * shards != ranks:
