@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
 
-from planner_core.core import Block, BlockLabel, Call, Cluster, Graph, Op, Plan, root
+from planner_core.core import Block, Call, Cluster, Graph, Op, Plan, root
 from planner_core.cost.model import SMALL_BYTES, cost_model_of
+from planner_core.cost.resolved_ops import block_of
 from planner_core.cost.step_messages import WAIT, Message, messages
 from planner_core.cost.units import split_into_units
 
@@ -203,7 +204,7 @@ class _UnitBuilder:
     def _chain_once(self, use: ScheduledUse, phase: str) -> Chain:
         prefix, number = use.weight
         label = self.labels[prefix]
-        block = self.graph.blocks[BlockLabel.parse(label).block] if label else self.graph.top
+        block = block_of(self.graph, label)
         return _make_chain(m for m in self.once[label, block.values[number].name] if m.phase == phase)
 
 

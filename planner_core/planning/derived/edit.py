@@ -39,6 +39,7 @@ from planner_core.core import (
     join_name,
     parse_placements,
 )
+from planner_core.cost import block_of
 from planner_core.planning.fitting.shortage import needed_and_available
 from planner_core.planning.methods import BASELINES, AxisRules, pass_any
 from planner_core.planning.planner import Planner
@@ -74,7 +75,7 @@ class Pin(Restriction):
         """Add a factor for each pinned weight of the block, and the factors of `inner`."""
         if self.inner is not None:
             self.inner.apply(block, net)
-        where = _block_of(self.graph, block)
+        where = block_of(self.graph, block)
         for index, name in _own_weights(where, net):
             wanted = self.stored.get((block, name))
             if wanted is None:
@@ -94,7 +95,7 @@ def editable_weights(graph: Graph, plan: Plan) -> list[Editable]:
             forms.setdefault((BlockLabel.parse(label).block, name), {})[param.stored] = None
     prefixes = {name: tuple(c.prefix for c in graph.calls() if c.block == name) for name in graph.blocks}
     metas = {
-        (b, v.name): v.meta for b in ("", *graph.blocks) for v in _block_of(graph, b).values if v.kind == "parameter"
+        (b, v.name): v.meta for b in ("", *graph.blocks) for v in block_of(graph, b).values if v.kind == "parameter"
     }
     return [
         Editable(
@@ -165,7 +166,7 @@ def _rules_kept(graph: Graph, plan: Plan, changes: Mapping[WeightKey, Placements
     if not isinstance(rules, AxisRules):
         return ()
     # By identity: the rules are asked about values, which know no block, and a name may stand in several.
-    changed = frozenset(id(v) for block, name in changes for v in _block_of(graph, block).values if v.name == name)
+    changed = frozenset(id(v) for block, name in changes for v in block_of(graph, block).values if v.name == name)
     return replace(rules, exempt=changed), replace(rules, parameters=tuple(pass_any for _ in rules.parameters))
 
 
@@ -218,7 +219,7 @@ def _why_not_storable(graph: Graph, free: Problem, e: Editable, placements: Plac
             return f"{p} splits dim {p.dim}, and its shape {list(shape)} has {len(shape)} dim{'s' * (len(shape) != 1)}"
     block, name = e.weight
     compiled = free.first_variant(block) if block else free.top
-    index = next(i for i, n in _own_weights(_block_of(graph, block), compiled.net) if n == name)
+    index = next(i for i, n in _own_weights(block_of(graph, block), compiled.net) if n == name)
     states = compiled.net.tensors[tensor_name(index)]
     # A state may exist and still be dead: arc consistency has found that no operator that uses the weight takes it.
     there = np.flatnonzero(_states_stored_as(states.index, [pair[2] for pair in states.axis_states], placements))
@@ -261,24 +262,16 @@ def _states_stored_as(index: Ints, pairs: list[Placement], placements: Placement
     return ok
 
 
-def _block_of(graph: Graph, name: str) -> Block:
-    return graph.blocks[name] if name else graph.top
-
-
 def _own_weights(where: Block, net: Network) -> list[tuple[int, str]]:
     """(value, name) of the parameters that belong to a block. Those that are its inputs belong to the caller."""
     given = set(where.inputs)
-    return [
-        (i, v.name)
-        for i, v in enumerate(where.values)
-        if v.kind == "parameter" and i not in given and tensor_name(i) in net.tensors
-    ]
+    return [(i, v.name) for i, v, _ in net.placed_values(where) if v.kind == "parameter" and i not in given]
 
 
 def _uses_of(graph: Graph, weight: WeightKey) -> list[str]:
     """Return the ops and calls that use a weight, by name."""
     block, name = weight
-    where = _block_of(graph, block)
+    where = block_of(graph, block)
     index = next(i for i, v in enumerate(where.values) if v.kind == "parameter" and v.name == name)
     return [
         item.name.rpartition("/")[0] or item.fn if isinstance(item, Op) else item.prefix

@@ -27,13 +27,13 @@ from planner_core.core import (
     load_cluster,
     named,
 )
-from planner_core.cost import micro_batch
+from planner_core.cost import block_of, micro_batch
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.methods import METHODS, Method
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import MOMENT, THOROUGH, Progress, Request
-from planner_core.search.network import Network, Restriction, allow_only, boundary_variables
+from planner_core.search.network import Network, Restriction, allow_only, boundary_variables, tensor_name
 
 
 @dataclass
@@ -51,11 +51,11 @@ class SamplesOver(Restriction):
         self.inner.apply(block, net)
         if not block and self.graph.blocks:
             return
-        where = self.graph.blocks[block] if block else self.graph.top
+        where = block_of(self.graph, block)
         counted = boundary_variables(where) if block else tuple(net.tensors)
         batch, seq = self.graph.workload["batch"], self.graph.workload["seq"]
-        for name, states in net.tensors.items():
-            value = where.values[int(name[1:])]
+        for number, value, states in net.placed_values(where):
+            name = tensor_name(number)
             # Samples lie in the first dim, alone or joined with the tokens.
             if name in counted and value.kind != "parameter" and value.meta.shape[:1] in ((batch,), (batch * seq,)):
                 over = np.array([pair[0] == Shard(0) for pair in states.axis_states])[states.index]  # [state, axis]

@@ -39,7 +39,7 @@ from planner_core.planning.methods.restrictions import (
     zero_stage_test,
 )
 from planner_core.planning.methods.tp_layout import SPLIT_DIM, WEIGHT, TpLayout, drop_summed, split_site, tensor_layout
-from planner_core.search.network import NO_STAGE, AxisState, Network, allow_only
+from planner_core.search.network import NO_STAGE, AxisState, Network, allow_only, tensor_name
 
 EXPERTS = {"gate_up_proj": 1, "down_proj": 2}
 """The dim of fused experts that is their inner width."""
@@ -105,12 +105,11 @@ class FormRules(VendorRules):
         where = block_of(self.graph, block)
         wide = self._gathered_widths(block, where)
         axis = self.layout.axis
-        for name, states in net.tensors.items():
-            value = where.values[int(name[1:])]
+        for number, value, states in net.placed_values(where):
             meta = value.meta
             if value.kind == "activation" and meta.shape and meta.shape[-1] in wide:
                 good = np.array([pair[0] != Shard(len(meta.shape) - 1) for pair in states.axis_states])
-                net.factors.append(allow_only(name, good[states.index[:, axis]]))
+                net.factors.append(allow_only(tensor_name(number), good[states.index[:, axis]]))
         for name, node in net.nodes.items():
             rows = [
                 [r.name for o, r in zip(node.strategy.ops, row, strict=True) if operator(o.fn).is_logits_loss]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_core.core import DeviceMesh, Graph, Shard
+from planner_core.cost import block_of
 from planner_core.ops import FLOPS_BOUND_KINDS, operator
 from planner_core.planning.methods.restrictions import residual_shapes
-from planner_core.search.network import Network, Restriction, allow_only
+from planner_core.search.network import Network, Restriction, allow_only, tensor_name
 
 
 @dataclass
@@ -21,11 +22,8 @@ class SplitWeights(Restriction):
 
     def apply(self, block: str, net: Network) -> None:
         """Add a factor that forbids the other states."""
-        where = self.graph.blocks[block] if block else self.graph.top
         stream = residual_shapes(self.graph)
-        for name, states in net.tensors.items():
-            index = int(name[1:])
-            value = where.values[index]
+        for number, value, states in net.placed_values(block_of(self.graph, block)):
             last = len(value.meta.shape) - 1
             if value.kind == "parameter":
                 good = [isinstance(p, Shard) or last < 1 or not block for p, *_ in states.axis_states]
@@ -36,7 +34,7 @@ class SplitWeights(Restriction):
             ok = np.ones(len(states), dtype=bool)
             for axis in range(states.index.shape[1]):
                 ok &= np.array(good, dtype=bool)[states.index[:, axis]]
-            net.factors.append(allow_only(name, ok))
+            net.factors.append(allow_only(tensor_name(number), ok))
 
 
 @dataclass

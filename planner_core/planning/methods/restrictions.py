@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner_core.core import Block, DeviceMesh, Graph, Op, P, R, Shard, Value
+from planner_core.cost import block_of
 from planner_core.ops import DISPATCH, WHOLE_LOGITS, Kind, Row, operator
 from planner_core.planning.methods.method import Restrict
 from planner_core.search.network import (
@@ -72,7 +73,7 @@ class AxisRules(Restriction):
 
     def apply(self, block: str, net: Network) -> None:
         """Add a factor that forbids the states that fail a test."""
-        where = self.graph.blocks[block] if block else self.graph.top
+        where = block_of(self.graph, block)
         if self.graph.workload["batch"] % self.ranks:
             # One variable without a state makes the whole network infeasible, since no plan deals samples out unevenly.
             net.factors += [allow_only(name, np.zeros(size, dtype=bool)) for name, size in list(net.sizes.items())[:1]]
@@ -80,17 +81,16 @@ class AxisRules(Restriction):
         samples = self._samples_of(where, net)
         # Only what a product reads is a weight to shard; tables of positions and the like follow no rule of a tensor axis.
         read_by = {v: operator(op.fn).kind for op in where.ops if operator(op.fn).kind in PRODUCTS for v in op.inputs}
-        for name, states in net.tensors.items():
-            index = int(name[1:])
-            value = where.values[index]
+        for number, value, states in net.placed_values(where):
+            name = tensor_name(number)
             if value.kind == "parameter":
                 if id(value) in self.exempt:
                     continue
-                tests = [self._of_parameter(axis, read_by.get(index)) for axis in range(len(self.parameters))]
+                tests = [self._of_parameter(axis, read_by.get(number)) for axis in range(len(self.parameters))]
                 allowed = [t and [t(value, p) for p in states.axis_states] for t in tests]
                 self._forbid_states(net, name, states.index, allowed, lenient=True)
-            elif index in samples.delivered:
-                cut = [p[0] == Shard(samples.delivered[index]) for p in states.axis_states]
+            elif number in samples.delivered:
+                cut = [p[0] == Shard(samples.delivered[number]) for p in states.axis_states]
                 batch = [cut if t is is_batch_split else None for t in self.activations]
                 self._forbid_states(net, name, states.index, batch)
         for name, node in net.nodes.items():
@@ -269,16 +269,14 @@ class DataAxis(Restriction):
 
     def apply(self, block: str, net: Network) -> None:
         """Add a factor that forbids the other states."""
-        where = self.graph.blocks[block] if block else self.graph.top
         batch, seq = self.graph.workload["batch"], self.graph.workload["seq"]
-        for name, states in net.tensors.items():
-            value = where.values[int(name[1:])]
+        for number, value, states in net.placed_values(block_of(self.graph, block)):
             # Experts and losses take the tokens of all samples in one row: dim 0 of batch x seq is cut by samples too.
             if value.kind != "parameter" and value.meta.shape[:1] not in ((batch,), (batch * seq,)):
                 continue
             wanted = R if value.kind == "parameter" else Shard(0)
             ok = np.array([pair[0] == wanted for pair in states.axis_states])[states.index[:, 0]]
-            net.factors.append(allow_only(name, ok))
+            net.factors.append(allow_only(tensor_name(number), ok))
 
 
 # --- baselines ----------------------------------------------------------------------------------------------

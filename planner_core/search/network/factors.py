@@ -7,7 +7,7 @@ Example: an operator with 3 strategies reads a tensor with 4 states. Each is a v
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner_core.core import Block, Value
 from planner_core.cost import NUM_COMPONENTS
 from planner_core.ops import GroupStrategy
 from planner_core.search.network.states import Bools, Floats, Ints, TensorStates
@@ -233,6 +234,13 @@ class Network:
     nodes: dict[str, GroupRows] = field(default_factory=dict)
     saved_ports: set[int] = field(default_factory=set)
     keeps_between: bool = False
+
+    def placed_values(self, block: Block) -> Iterator[tuple[int, Value, TensorStates]]:
+        """Yield the tensors and weights of `block` that have a variable: the number of each, its value and its states."""
+        for number, value in enumerate(block.values):
+            states = self.tensors.get(tensor_name(number))
+            if states is not None:
+                yield number, value, states
 
 
 @dataclass
