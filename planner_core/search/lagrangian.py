@@ -112,7 +112,7 @@ class _BudgetedSearch:
 
     def is_high_enough(self, highest: float) -> bool:
         """Return whether a search for a bound only may end here, where prices can raise it to at most `highest`."""
-        gap = self.limits.max_open_gap if self.limits.bound_only else 0.0
+        gap = self.limits.max_open_gap / 2 if self.limits.bound_only else 0.0
         return gap > 0 and highest <= min(self.bound * (1 + gap), self.limits.abandon_above)
 
     def reuse_known(self) -> None:

@@ -31,7 +31,7 @@ class SearchLimits:
         points: The points that may be formed to close gaps; what is formed is taken from it. None: each search has an allowance of its
             own.
         max_open_gap: If the incumbent is at most this share above the bound, only a gap that closes at once is closed. Of a bound only: it
-            is high enough if no prices can raise it by more than this share, and none above `abandon_above`.
+            is high enough if no prices can raise it by more than half of this share, and none above `abandon_above`.
         of_sums: The bound may be that of assignments whose sum of memory is within the budget, which a walk of another may be too. To
             lower it to the walk takes a network of its own.
     """
