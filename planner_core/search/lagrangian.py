@@ -35,6 +35,8 @@ from planner_core.search.objective import OBJECTIVES, TIE, Objective, least_memo
 MAX_PRICES = 16
 """Prices of memory that are tried at one end of the step."""
 FORWARD, BACKWARD = Component.AFTER_FORWARD, Component.AFTER_BACKWARD
+Edge = tuple[Assignment, Assignment]
+"""Two assignments that cost the same at a price of memory, above which no other one is cheaper: one above the budget, one within it."""
 
 
 def make_objective(problem: Problem, kind: str) -> Objective:
@@ -184,10 +186,13 @@ class _BudgetedSearch:
         for exact in (False, True) if self.limits.prove else (False,):
             if exact and self.is_close:
                 return
-            # Both ends may exceed the budget. The fuller one is priced first, and often brings the other end below it as well.
+            # Both ends may exceed the budget. The fuller one is priced first, and often brings the other end below it as well. Then
+            # prices of the other end raise no bound, and find better incumbents alone.
+            edge: Edge | None = None
             for end in ends:
-                if unlimited.totals[end] > self.budget:
-                    _price_memory(self, unlimited, smallest, end, exact)
+                no_bound = edge is not None and _fits_on_edge(edge, ends[0], end, self.budget)
+                if unlimited.totals[end] > self.budget and not (no_bound and self.limits.bound_only):
+                    edge = _price_memory(self, unlimited, smallest, end, exact)
             if not (exact or self.limits.bound_only or self.is_over()):
                 self.mix_incumbents()
 
@@ -318,11 +323,12 @@ def _price_memory(
     within_budget: Assignment,
     end: Component,
     exact: bool,
-) -> None:
+) -> Edge | None:
     """Find the price at which a plan that fits and a plan that does not fit cost the same: there the bound is highest.
 
     The price is the slope of the line through (memory, seconds) of the two plans. A solution at this price finds a plan below
-    the line, which takes the place of one of the two; or it shows that none is below, and the search ends.
+    the line, which takes the place of one of the two; or it shows that none is below, and the search ends. Returns the two plans; None if
+    the search ends before.
     """
 
     def bytes_of(a: Assignment) -> float:
@@ -354,7 +360,7 @@ def _price_memory(
             or slower <= 0
             or state.is_high_enough(height_at_budget((above_budget, within_budget)))
         ):
-            return
+            return None
         # 4 s for 4 GB: at 1 s per GB both ends cost 19. A plan that costs less lies below the line and takes the place of the end on its
         # side of the budget. If no such plan exists, the line is an edge of the lower hull, and no price gives a higher bound.
         price = slower / saved
@@ -363,8 +369,20 @@ def _price_memory(
         )
         line = above_budget.seconds + price * bytes_of(above_budget)
         if solution is None or solution.seconds + price * bytes_of(solution) >= line * (1 - 1e-12):
-            return
+            return above_budget, within_budget
         if bytes_of(solution) <= state.budget:
             within_budget = solution
         else:
             above_budget = solution
+    return None
+
+
+def _fits_on_edge(edge: Edge, priced: Component, other: Component, budget: float) -> bool:
+    """Whether the mean of two assignments that takes just the budget at the priced end of the step has room for the other end.
+
+    Both assignments are the cheapest at the price, so by duality no price of the other end raises the bound. Example: 9 and 5 GB in a
+    budget of 8 GB: three quarters of the first and a quarter of the second. With 6 and 10 GB at the other end that is 7 GB there.
+    """
+    above, within = edge
+    share = (budget - within.totals[priced]) / (above.totals[priced] - within.totals[priced])
+    return float(within.totals[other] + share * (above.totals[other] - within.totals[other])) <= budget

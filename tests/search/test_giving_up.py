@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from planner_core.core import DeviceMesh, axis_names
 from planner_core.planning import Request, prepare_planner
 from planner_core.search import SearchLimits, memory_bytes, rough_bound, search_within_budget
+from planner_core.search.budget.limits import UNPROVEN
 from planner_core.search.network import Problem
 from planner_core.search.objective import TIE
 from planner_core.search.units import unit
@@ -49,6 +51,19 @@ def test_nothing_better_is_given_up(case: tuple[str, str, tuple[int, ...], int, 
         assert later.optimal and later.value == pytest.approx(best.value, rel=TIE)
     found = search_within_budget(make(), limits=SearchLimits(abandon_above=best.value * 1.001))
     assert found.optimal and found.value == pytest.approx(best.value, rel=TIE)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1])
+def test_a_bound_alone_is_that_of_a_search_for_incumbents(share: float) -> None:
+    """It prices the second end of the step only where that may raise the bound."""
+    make = fresh("llama-3-8b", "2x8-h100", (16,), 1, "auto", layers=32)
+    free, least = search_within_budget(make()).assignment, search_within_budget(make(), budget=1.0).least_memory
+    assert free is not None
+    budget = least + share * (memory_bytes(free) - least)
+    found = search_within_budget(make(), budget=budget, limits=UNPROVEN)
+    bound = search_within_budget(make(), budget=budget, limits=replace(UNPROVEN, bound_only=True))
+    assert bound.bound == pytest.approx(found.bound, rel=TIE)
+    assert bound.solves < found.solves
 
 
 def test_few_costs_are_made_exact_at_prices_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,14 @@ Example: 4 copies of 1 s per micro-batch in 2 stages, 2 micro-batches; work = 2 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+QUICK_PRECISION = 1e-3
+"""How near to the least time of its kind the quick cut is, as a share."""
+ROUNDING = 1e-9
+"""Share by which equal sums may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,8 @@ def best_partition(copies: int, stages: int, options: Options, below: float = fl
     """Find the cut of least seconds, if one is less than `below`; otherwise None. Every stage has at least one copy. With more copies no
     stage may be quicker."""
     fronts: dict[int, list[_Point]] = {0: [_Point(0.0, 0.0, (), ())]}
+    if below == math.inf:  # the best cut may be as long as the quick one
+        below = (1 + ROUNDING) * _quick_cut_seconds(copies, stages, options)
     least_ends = _least_ends(copies, stages, options, below)
     for stage in range(stages):
         next_fronts: dict[int, list[_Point]] = {}
@@ -74,6 +82,33 @@ def best_partition(copies: int, stages: int, options: Options, below: float = fl
         fronts = next_fronts
     ends_at = min(fronts.get(copies, ()), key=lambda p: p.longest_s, default=None)
     return Partition(ends_at.longest_s, ends_at.copies, ends_at.choices) if ends_at else None
+
+
+def _quick_cut_seconds(copies: int, stages: int, options: Options) -> float:
+    """The seconds of a good cut, from which on the program forms no points; infinite if none is found.
+
+    In a given time each stage takes as many copies as it can, and the least time in which all copies are taken is sought."""
+
+    def take_most(within: float) -> float:
+        first, delay_s, longest_s = 0, 0.0, 0.0
+        for stage in range(stages):
+            most, taken, end = copies - (stages - 1 - stage), None, first
+            for last in range(first + 1, most + 1) if most < copies else (copies,):
+                option = min(options(stage, first, last), key=lambda o: o.work_s, default=None)
+                if option is None or delay_s + option.work_s > within:
+                    break
+                taken, end = option, last
+            if taken is None:
+                return math.inf
+            first, longest_s, delay_s = end, max(longest_s, delay_s + taken.work_s), delay_s + taken.delay_s
+        return longest_s
+
+    low, best = 0.0, take_most(math.inf)
+    while best < math.inf and best - low > QUICK_PRECISION * best:
+        middle = (low + best) / 2
+        found = take_most(middle)
+        low, best = (low, found) if found < math.inf else (middle, best)
+    return best
 
 
 def _least_ends(copies: int, stages: int, options: Options, below: float) -> list[int]:
