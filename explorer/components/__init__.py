@@ -58,9 +58,8 @@ def draw_svg(text: str, *, key: str) -> None:
     if size is None or int(size[1]) > UNSCALED:
         _SVG(key=key, data={"svg": text}, height="content")
         return
-    with st.container(
-        key=f"room_of_{key}", height=int(size[2]), border=False
-    ):  # the component's own room comes with its script
+    # The room of that height is for the time until the component's script has drawn it.
+    with st.container(key=f"room_of_{key}", height=int(size[2]), border=False):
         _SVG(key=key, data={"svg": text}, height=int(size[2]))
 
 

@@ -158,9 +158,8 @@ def _absorb_elementwise(block: Block, members: list[list[int]], home: dict[int, 
     for g in range(len(members)):
         targets = users.get(g, set()) - {g}
         h = next(iter(targets)) if len(targets) == 1 else None
-        if h is None or any(
-            o not in home for p in members[h] for o in _op_at(block, p).outputs
-        ):  # None, or an op that is alone
+        # None, or an op that is alone.
+        if h is None or any(o not in home for p in members[h] for o in _op_at(block, p).outputs):
             continue
         if not _can_absorb(block, members[g], members[h], may_be_partial):
             continue

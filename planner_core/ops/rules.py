@@ -168,9 +168,8 @@ def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) ->
     def operand(i: int, dim: DimOf) -> Pair:
         if dim is not None:
             return Shard(dim), Shard(dim) if kinds[i].grad else R
-        if (
-            i in s.bias
-        ):  # n devices add their terms: a whole bias on each would be added n times, so one holds it and others zeros
+        # n devices add their terms: a whole bias on each would be added n times, so one holds it and others zeros.
+        if i in s.bias:
             return P, R
         return R, P if kinds[i].grad else R
 

@@ -127,9 +127,8 @@ class Parallel:
                 except GuardFailed as failed:
                     self._leave_script(self.programs[key, variant], failed)
         free = (v for v in range(MAX_VARIANTS) if (key, v) not in self.programs)
-        variant = next(
-            free, self.recorded % MAX_VARIANTS
-        )  # if no place is free, one program after the other is replaced
+        # If no place is free, one program after the other is replaced.
+        variant = next(free, self.recorded % MAX_VARIANTS)
         args, kwargs = pytree.tree_unflatten(leaves, spec)
         # A recording under inference mode would make tensors that autograd may never save, in tables that training uses too.
         with torch.inference_mode(False):

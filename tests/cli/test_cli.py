@@ -305,6 +305,7 @@ def test_rules_are_checked_at_once_and_exports_say_what_was_not_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "plan.json"
+    # So many samples that no GPU waits for its host.
     wanted = (
         "--cluster",
         "1x8-h100",
@@ -312,7 +313,7 @@ def test_rules_are_checked_at_once_and_exports_say_what_was_not_run(
         "8",
         "--batch",
         "512",
-    )  # so many samples that no GPU waits for its host
+    )
     _, _, err = run(capsys, "plan", "bert-large", *wanted, "-o", str(path))
     assert f"not run yet; verify it: python -m planner_core verify {path} --ranks 4, and --fake" in err
     found = answer(capsys, "verify", str(path), "--rules")
@@ -336,9 +337,8 @@ def test_rules_are_checked_at_once_and_exports_say_what_was_not_run(
 def test_a_read_only_folder_is_one_sentence_and_nothing_half_written(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = (
-        Path("/sys") if Path("/sys/kernel").is_dir() else tmp_path / "locked"
-    )  # root may write where modes forbid it, but not there
+    # Root may write where modes forbid it, but not there.
+    folder = Path("/sys") if Path("/sys/kernel").is_dir() else tmp_path / "locked"
     folder.mkdir(mode=0o555, exist_ok=True)
     plan = tmp_path / "plan.json"
     assert run(capsys, "plan", "gpt2-xl", "--layers", "2", "--mesh", "16", "-o", str(plan))[0] == 0

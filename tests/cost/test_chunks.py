@@ -75,9 +75,8 @@ def test_the_price_of_a_result_by_hand() -> None:
     kernel = kernel_seconds(op, block.values, rows_at(block, op, site), model, 4)[0] / 4
     hidden = min(each, kernel) * (1 - model.contention)
     assert sum(waited_message_seconds(m, model) for m in messages) == pytest.approx(3 * (each - hidden) + each)
-    assert (
-        site_time(block, op, site, model)[0] > site_time(block, op, whole, model)[0]
-    )  # four small products, then joined
+    # Four small products, then joined.
+    assert site_time(block, op, site, model)[0] > site_time(block, op, whole, model)[0]
 
 
 def test_the_plan_is_the_sum_of_the_search() -> None:

@@ -412,9 +412,8 @@ def test_22_chunk_overlap_and_tiles(chunks: int) -> None:
     found = numbers(22, chunks=chunks)
     g, a = found["compute_s"], found["comm_s"]
     d1, d2, tokens = found["d1"], found["d2"], BATCH * SEQ
-    assert g == pytest.approx(
-        2 * tokens * 3 * HIDDEN * INNER / (d1 * d2) / (H100["flops_efficiency"] * 989e12)
-    )  # gate, up and down
+    # Gate, up and down.
+    assert g == pytest.approx(2 * tokens * 3 * HIDDEN * INNER / (d1 * d2) / (H100["flops_efficiency"] * 989e12))
     first = 2 * (d2 - 1) / d2 * tokens * 2 * INNER * 2 / d1  # gate and up, summed over axis 2
     second = 2 * (d1 - 1) / d1 * tokens * HIDDEN * 2 / d2
     assert a == pytest.approx((first + second) / NVLINK)

@@ -59,9 +59,8 @@ def test_18_what_comes_again_and_what_comes_once() -> None:
     for way, (once, again) in want.items():
         got = l18_micro_batches.split_sent_bytes(LLAMA, way)
         spared = part * 2 * rows if way == "FSDP (ZeRO-3)" else 0
-        assert got[0] == pytest.approx(
-            part * once * PARAMS, rel=1e-3, abs=3e6
-        )  # norms stay whole: their gradients are summed
+        # Norms stay whole: their gradients are summed.
+        assert got[0] == pytest.approx(part * once * PARAMS, rel=1e-3, abs=3e6)
         assert got[1] == pytest.approx(part * again * PARAMS - spared, rel=1e-3, abs=3e6)
         four = numbers(18, way=way, m=4)
         assert four["sent"] == pytest.approx(four["once"] + 4 * four["again"])

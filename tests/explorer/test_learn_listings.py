@@ -40,9 +40,8 @@ def printed(lesson: Lesson, folder: Path) -> str:
             exec(compile(lesson.code, f"lesson {lesson.number}", "exec"), {"__name__": "__main__"})
         return out.getvalue()
     (script := folder / "placements.py").write_text(lesson.code, encoding="utf-8")
-    return "\n".join(
-        filter(None, re.split(r"\n|(?<=\])(?=rank)", run_script(script)))
-    )  # two processes may share a line
+    # Two processes may share a line.
+    return "\n".join(filter(None, re.split(r"\n|(?<=\])(?=rank)", run_script(script))))
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: f"lesson{x.number}")
@@ -51,9 +50,8 @@ def test_the_snippet_runs_and_names_what_it_prints(lesson: Lesson, tmp_path: Pat
     text = printed(lesson, tmp_path)
     told = [float(x) for line in re.findall(r"differences? (.*)", text) for x in re.findall(r"\d[\d.e+-]*", line)]
     if lesson.number == 5:
-        assert told.pop() == pytest.approx(
-            numbers(5, first="rows")["error"]
-        )  # GeLU of a partial sum is another function
+        # GeLU of a partial sum is another function.
+        assert told.pop() == pytest.approx(numbers(5, first="rows")["error"])
     assert all(abs(x) < 1e-4 for x in told), "the pieces give what the whole gives"
     assert len(told) == SAID.get(lesson.number, 0)
     assert text and all(re.match("[a-zA-Z0-9]+ *[a-z]", line) for line in text.splitlines()), text

@@ -187,9 +187,8 @@ def test_15_a_layer_takes_its_longer_side() -> None:
     layer = LAYER + 2 * HIDDEN  # the norms ride in the same bucket, and stay whole
     gather, scatter = turn_s(2 * layer, 2) * LAYER / layer, turn_s(4 * layer, 2) * LAYER / layer
     assert found["forward_traffic_s"] == pytest.approx(gather)
-    assert found["backward_traffic_s"] == pytest.approx(
-        gather + scatter, rel=1e-3
-    )  # and the sums of two norms' gradients
+    # And the sums of two norms' gradients.
+    assert found["backward_traffic_s"] == pytest.approx(gather + scatter, rel=1e-3)
     for phase in ("forward", "backward"):
         traffic = found[f"{phase}_traffic_s"]
         compute = found["forward_compute_s"] if phase == "forward" else found["backward_s"] - k * traffic
@@ -373,9 +372,8 @@ def test_17_what_is_kept_goes_with_the_tokens_and_recomputation_keeps_inputs() -
     one, four = (numbers(17, m=m)["kept"] for m in (1, 4))
     assert one / four == pytest.approx(4, rel=0.01)
     inputs = LAYERS * 8192 * HIDDEN * 2
-    assert (
-        inputs < numbers(17, recompute="full")["kept"] < 1.3 * inputs + 8192 * 128256 * 4
-    )  # the loss keeps its logits in fp32
+    # The loss keeps its logits in fp32.
+    assert inputs < numbers(17, recompute="full")["kept"] < 1.3 * inputs + 8192 * 128256 * 4
 
 
 def test_17_the_question_asks_for_the_highest_point() -> None:

@@ -70,9 +70,8 @@ def test_every_rank_has_a_row_as_long_as_the_step(staged: tuple[Planner, Plan]) 
     kinds = [str(k["kind"]) for k in WORK]
     bubble = sum(w[4] for w in drawn["works"] if kinds[w[1]] == "bubble") / cut.ranks
     assert plan.cost.pipeline
-    simulated = simulated_pipeline(
-        cut, plan.cost.pipeline.stages, 8
-    )  # with the waits for hosts, which the plan's bubble leaves out
+    # With the waits for hosts, which the plan's bubble leaves out.
+    simulated = simulated_pipeline(cut, plan.cost.pipeline.stages, 8)
     assert bubble == pytest.approx(simulated.bubble_s, rel=1e-6)
     made = rows.work_rows({}, {"plan": plan})
     assert sum(float(str(r["seconds"])) for r in made) == pytest.approx(sum(w[4] for w in drawn["works"]))

@@ -82,10 +82,11 @@ def test_parallelize_module_trains_like_one_process(tmp_path: Path) -> None:
     assert len([n for n in row["split"] if ".layers." in n]) == 7 * LAYERS
     forward, backward = counts(row, "forward"), counts(row, "backward")
     assert forward["all_reduce"] == (2 * LAYERS, 2 * LAYERS * PAYLOAD)
+    # One for each shared input, one for the head's.
     assert backward["all_reduce"] == (
         (2 * LAYERS + 1),
         (2 * LAYERS + 1) * PAYLOAD,
-    )  # one for each shared input, one for the head's
+    )
     predicted = scaled(planned("llama-3-8b")["Megatron-LM"], 2).cost.collectives()["backward"]["all_reduce"]
     assert predicted["count"] == backward["all_reduce"][0]  # the same collectives as the plan, at this batch and length
     assert predicted["bytes"] * BATCH * SEQ == backward["all_reduce"][1] * 8 * 32
@@ -97,9 +98,8 @@ def test_parallelize_module_splits_tokens_where_the_plan_does(tmp_path: Path) ->
     text = (tmp_path / "plan.py").read_text()
     assert '"model.layers.*.input_layernorm": SequenceParallel()' in text
     forward, backward = counts(row, "forward"), counts(row, "backward")
-    assert (
-        forward["reduce_scatter"][0] == 2 * LAYERS and backward["reduce_scatter"][0] == 2 * LAYERS + 1
-    )  # the head's input
+    # The head's input.
+    assert forward["reduce_scatter"][0] == 2 * LAYERS and backward["reduce_scatter"][0] == 2 * LAYERS + 1
     assert forward["all_gather"][0] >= 2 * LAYERS + 1 and "all_reduce" not in forward
 
 
@@ -133,10 +133,11 @@ def test_hf_trains_like_one_process(name: str, which: str, tmp_path: Path) -> No
     assert row["grad_error"] < 2e-5, row["worst"]
     if name == "llama-3-8b":
         assert counts(row, "forward")["all_reduce"] == (2 * LAYERS, 2 * LAYERS * PAYLOAD)
+        # Each column by itself.
         assert counts(row, "backward")["all_reduce"] == (
             (5 * LAYERS + 1),
             (5 * LAYERS + 1) * PAYLOAD,
-        )  # each column by itself
+        )
         assert f"{5 * LAYERS} backward all_reduces" in " ".join(
             export_text(scaled(planned(name)[which], 2), "hf").remarks
         )

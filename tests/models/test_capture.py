@@ -570,9 +570,8 @@ def test_constant_control_flow_runs():
     ],
 )
 def test_bad_configs_in_one_sentence(config, words, monkeypatch):
-    monkeypatch.setattr(
-        "planner_core.models.sources.config_limits.MAX_MODULES", 400
-    )  # so that it takes no time to get there
+    # So that it takes no time to get there.
+    monkeypatch.setattr("planner_core.models.sources.config_limits.MAX_MODULES", 400)
     with pytest.raises((InputError, CaptureError), match=words) as caught:
         capture_graph(config, batch=1, seq=8)
     assert "\n" not in str(caught.value)

@@ -249,9 +249,8 @@ def test_the_delta_rule_counts_about_what_its_fallback_does() -> None:
     from torch.utils.flop_counter import FlopCounterMode
     from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
-    plain = getattr(
-        torch_chunk_gated_delta_rule, "__wrapped__", torch_chunk_gated_delta_rule
-    )  # a capture puts ours there
+    # A capture puts ours there.
+    plain = getattr(torch_chunk_gated_delta_rule, "__wrapped__", torch_chunk_gated_delta_rule)
     q, k, v = (torch.empty(2, 256, 4, 128, device="meta") for _ in range(3))
     gates = [torch.empty(2, 256, 4, device="meta") for _ in range(2)]
     with FlopCounterMode(display=False) as count:

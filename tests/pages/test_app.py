@@ -99,9 +99,8 @@ def test_the_first_page_sets_the_plans_beside_each_other() -> None:
             units.memory(plan.cost.memory_bytes["peak"]),
         ]
     memory = {r["id"]: r["cells"][2] for r in rows}
-    for cell in (
-        memory[r["id"]] for r in rows if r["fits"]
-    ):  # the allocator has reserved what the tensors take, and more
+    # The allocator has reserved what the tensors take, and more.
+    for cell in (memory[r["id"]] for r in rows if r["fits"]):
         told = re.fullmatch(r"([\d.]+)–([\d.]+)", cell["below"])
         assert told and float(cell["figure"].removesuffix(" GiB")) <= float(told[1]) <= float(told[2])
     assert all(memory[r["id"]]["memory"][2] and not memory[r["id"]]["below"] for r in rows if not r["fits"])

@@ -47,9 +47,8 @@ def test_a_pin_of_an_edited_plan_holds_its_edits() -> None:
 
 
 def test_an_edit_is_told_at_once_and_joins_the_plans() -> None:
-    at = open_page(
-        "plans", memory="73.6", tab="weight", plan="best"
-    )  # with all of an H100's memory the best plan keeps this weight whole anyway
+    # With all of an H100's memory the best plan keeps this weight whole anyway.
+    at = open_page("plans", memory="73.6", tab="weight", plan="best")
     assert at.selectbox(key="edit_weight").value == "LlamaDecoderLayer/self_attn.q_proj.weight"
     at.selectbox(key="edit_weight").set_value(UP).run()
     at.selectbox(key=f"edit_{UP}_0").set_value("R").run()

@@ -81,9 +81,8 @@ def test_stages_are_promised_where_the_tool_has_them() -> None:
 def test_megatron_is_told_every_degree() -> None:
     told = [s for s in tool_spaces("megatron", load_cluster("1x8-h100")) if s.layout.ep == 1]
     assert {s.mesh.axis_sizes for s in told} == {(8,), (4, 2), (2, 4)}
-    assert (
-        len(told) == 2 + 2 * 2 * 2 + 2
-    )  # dp=8 and zero, dp × tp with and without sp and zero, tp=8 with and without sp
+    # dp=8 and zero, dp × tp with and without sp and zero, tp=8 with and without sp.
+    assert len(told) == 2 + 2 * 2 * 2 + 2
 
 
 def test_context_ranks_are_told_where_samples_are_long_or_few() -> None:

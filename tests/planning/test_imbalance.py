@@ -50,10 +50,11 @@ def test_the_plan_is_priced_as_it_was_searched() -> None:
     link = cost_model_of(fair).links[0]
     (there,) = (t for t in fair.cost.traffic if (t.phase, t.kind) == ("forward", "all_to_all"))
     (then,) = (t for t in unfair.cost.traffic if (t.phase, t.kind) == ("forward", "all_to_all"))
+    # Tokens x 2 copies x 4096 numbers of 2 bytes; there and back in two layers.
     each, times = (
         8 * 4096 * 2 * 4096 * 2,
         2 * 2,
-    )  # tokens x 2 copies x 4096 numbers of 2 bytes; there and back in two layers
+    )
     more = collective_time("all_to_all", 1.02 * each, link)[0] - collective_time("all_to_all", each, link)[0]
     assert then.time_s - there.time_s == pytest.approx(times * more)
 

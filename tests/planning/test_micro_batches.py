@@ -24,9 +24,10 @@ from planner_core.search import TIE, search_within_budget
 from planner_core.verification.api import verify
 from tests.support.plans import searched, with_ample_memory
 
+# The budgets below are tight for pure bf16.
 ASKED = Request(
     "llama-3-8b", cluster="1x8-h100", batch=16, seq=2048, layers=2, accumulate=None, recompute="auto", precision="pure"
-)  # the budgets below are tight for pure bf16
+)
 
 
 def best(request: Request) -> Plan | None:

@@ -19,9 +19,8 @@ from tests.support.ranks import run_ranks
 def _train(plan_file: str, folder: str, first: int, last: int, save: bool) -> list[Any]:
     """Steps `first` to `last` of a loop; resumed where `first` is not 0."""
     model = shardscope.apply(OwnGPT(), shardscope.load_plan(plan_file))
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-2, eps=1e-2
-    )  # so that rounding does not decide the step of a key's bias
+    # So that rounding does not decide the step of a key's bias.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-2)
     found: list[Any] = []
     if first:
         found.append(shardscope.load(model, optimizer, folder, extra={"step": -1}))

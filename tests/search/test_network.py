@@ -219,9 +219,8 @@ def test_data_parallel_gradient_sums_are_the_bytes_of_the_weights() -> None:
     alone, share = collective_time("all_reduce", norm, model.links[0])[0], norm / units[""]
     sums += alone - collective_time("all_reduce", norm, model.links[0], share)[0]
     count = 2 * collective_time("all_reduce", 4, model.links[0])[0]  # valid targets of the loss, and the loss itself
-    assert a.totals[Component.COMMUNICATION] == pytest.approx(
-        sums + count, abs=1e-7
-    )  # a local move counts a tenth of a nanosecond
+    # A local move counts a tenth of a nanosecond.
+    assert a.totals[Component.COMMUNICATION] == pytest.approx(sums + count, abs=1e-7)
 
 
 def test_rows_of_a_group_agree_inside_it() -> None:

@@ -76,9 +76,8 @@ def test_weights_shared_by_every_layer_are_planned() -> None:
     planner = prepare_planner(request, capture_graph(ALBERT, batch=16, seq=128))
     plan = choose_mesh(planner, candidate_meshes(request, planner.cluster))
     assert plan.fits
-    assert (
-        plan.optimal or gap(plan) < 0.05
-    )  # each copy by itself would have the weights as all have them: that proves it
+    # Each copy by itself would have the weights as all have them: that proves it.
+    assert plan.optimal or gap(plan) < 0.05
 
 
 def test_a_narrow_plan_is_one_of_the_wide_space() -> None:
@@ -101,9 +100,8 @@ def test_a_narrow_plan_is_one_of_the_wide_space() -> None:
         net = next(iter(nets.blocks[block].values())) if block else nets.top
         assert 0 < left.sum() <= len(left) == net.sizes[name]
     found = search_within_budget(cut)
-    assert found.value == pytest.approx(
-        search_within_budget(like(nets, seen[-1])).value, rel=1e-9
-    )  # borne by copies, weights cost the same
+    # Borne by copies, weights cost the same.
+    assert found.value == pytest.approx(search_within_budget(like(nets, seen[-1])).value, rel=1e-9)
     assert 0 < with_relaxed_bound(cut, found, "time", float("inf")).bound <= found.value
     assert 0 < bound_of_whole_space(cut, "time") <= found.value
 

@@ -78,9 +78,8 @@ def claimed(problem: Problem, objective: Objective) -> float:
 
 def assert_proven(problem: Problem, objective: Objective) -> None:
     want = toulbar2(unfold_problem(problem, objective))
-    assert claimed(problem, objective) == pytest.approx(
-        want, rel=1e-7, abs=1e-10
-    )  # toulbar2 rounds every entry to 1e-12 s
+    # Toulbar2 rounds every entry to 1e-12 s.
+    assert claimed(problem, objective) == pytest.approx(want, rel=1e-7, abs=1e-10)
 
 
 def drawn(few: int, many: int) -> list[Any]:

@@ -77,9 +77,8 @@ def _word(text: str) -> None:
 
 
 def _chip(words: str, name: str) -> Any:
-    return st.popover(
-        words, type="tertiary", key=f"chip_{name}~{state.version()}"
-    )  # another key closes it: the edit is made
+    # After an edit the version is another, and so is the key: the pop-up is closed.
+    return st.popover(words, type="tertiary", key=f"chip_{name}~{state.version()}")
 
 
 def current_cluster(v: dict[str, Any]) -> Cluster:

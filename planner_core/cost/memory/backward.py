@@ -178,9 +178,8 @@ class BackwardMemory:
             )
         self.departed, self.last_packed = list(copy.unit.reductions), copy.last_packed
         for gradient, result in zip(arrived, copy.results, strict=True):
-            if (
-                gradient is not None and result < 0 and -1 - result not in copy.gradients
-            ):  # the block hands this operand through
+            # The block hands this operand through.
+            if gradient is not None and result < 0 and -1 - result not in copy.gradients:
                 yield self._add_gradient(call.inputs[-1 - result], gradient)
         for position, size in copy.gradients.items():
             yield self._add_weight_gradient(call.inputs[position], Gradient(size))
@@ -216,9 +215,8 @@ class BackwardMemory:
         """The gradient that an operator makes for an operand: a new tensor, or that of its result if it hands it on."""
         s = self.block_memory.storages
         size = s.bytes_of(op.inputs[position], s.plan.sites[op.name].inputs[position].dst.gradient)
-        handed = operator(op.fn).passes_gradient_through and not writes_in_place(
-            op.fn
-        )  # the gradient of the result itself, if shapes agree
+        # The gradient of the result itself, if shapes agree.
+        handed = operator(op.fn).passes_gradient_through and not writes_in_place(op.fn)
         same = [v for v in op.outputs if s.viewed_operand(op, v) == position or handed]
         # The gradient of y = x + b is handed on to x as it is: one tensor with two names, so its bytes count once.
         given = self.by_value.get(same[0]) if len(same) == 1 else None

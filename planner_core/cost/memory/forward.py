@@ -86,9 +86,8 @@ class BlockMemory:
     unit_at: tuple[int, ...]
     calls: Mapping[str, CallMemory] = field(default_factory=dict)
     kept_at: list[tuple[Key, ...]] = field(default_factory=list)  # by item: the storages that it keeps
-    first: dict[Key, int] = field(
-        default_factory=dict
-    )  # the first item that keeps a storage; the storage is freed with that item's backward
+    # The first item that keeps a storage; the storage is freed with that item's backward.
+    first: dict[Key, int] = field(default_factory=dict)
     flying: dict[Key, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -50,17 +50,15 @@ class BlockStorages:
     plan: BlockPlan
     model: CostModel
     size: dict[Key, int] = field(default_factory=dict)  # bytes
-    at: dict[int, Key | None] = field(
-        default_factory=dict
-    )  # the storage of a delivered value; None: a view of a weight
+    # The storage of a delivered value; None: a view of a weight.
+    at: dict[int, Key | None] = field(default_factory=dict)
     taken: dict[tuple[str, int], Key] = field(default_factory=dict)  # by op and operand
     made: dict[int, Key] = field(default_factory=dict)  # by result
     saved: dict[str, tuple[Key, ...]] = field(default_factory=dict)  # by op
     computed: dict[int, Key] = field(default_factory=dict)  # by constant that forward computes of its inputs
 
-    ahead: dict[tuple[str, int], UseMemory] = field(
-        default_factory=dict
-    )  # by op and operand: weights that the whole unit brings
+    # By op and operand: weights that the whole unit brings.
+    ahead: dict[tuple[str, int], UseMemory] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._viewed = viewed_operands(self.block)

@@ -90,9 +90,8 @@ class ExportedProgram:
     constants: list[str] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
-    ties: dict[str, str] = field(
-        default_factory=dict
-    )  # parameter -> the file with its values: tied parameters share one
+    # Parameter -> the file with its values: tied parameters share one.
+    ties: dict[str, str] = field(default_factory=dict)
     symbols: dict[str, int] = field(default_factory=dict)  # symbolic sizes, at the export's example
 
 

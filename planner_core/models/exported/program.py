@@ -207,9 +207,8 @@ class ProgramRunner:
             ) from error
 
     def _compute_results(self, step: ExportedOp) -> Any:
-        self.device = (
-            "cpu" if all(_is_computed(self._shape_of(r)) for r in _find_references(step.outputs)) else "meta"
-        )  # of what is made from nothing
+        # The device of tensors that the program makes from nothing.
+        self.device = "cpu" if all(_is_computed(self._shape_of(r)) for r in _find_references(step.outputs)) else "meta"
         args = {name: self._resolve_value(value) for name, _, value in step.args}
         if step.target == "same":
             return args["self"]

@@ -235,15 +235,13 @@ def disable_dropout(config: Any) -> None:
             setattr(config, name, 0.0)
         elif hasattr(value, "to_dict") and hasattr(value, "model_type"):
             disable_dropout(value)
-    if hasattr(config, "apply_spec_augment") or hasattr(
-        config, "mask_time_prob"
-    ):  # spans of sound that are masked by chance, also where a config does not say so
+    # Spans of sound that are masked by chance, also where a config does not say so.
+    if hasattr(config, "apply_spec_augment") or hasattr(config, "mask_time_prob"):
         config.apply_spec_augment = False
     if hasattr(config, "use_cache"):
         config.use_cache = False
-    if getattr(config, "image_token_id", 0) is None and hasattr(
-        config, "text_config"
-    ):  # where the text names no place for images
+    # Where the text names no place for images.
+    if getattr(config, "image_token_id", 0) is None and hasattr(config, "text_config"):
         config.image_token_id = config.text_config.vocab_size - 1
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0

@@ -56,18 +56,16 @@ def _type_specific_inputs(
     """Make inputs that only one model type takes."""
     kind, model_type = type(model).__name__, getattr(config, "model_type", "")
     inputs: dict[str, torch.Tensor] = {}
-    if getattr(config, "patching_mode", None) and getattr(
-        config, "patch_size", None
-    ):  # else bytes are put together by values
+    # Without these the model puts bytes together by their values.
+    if getattr(config, "patching_mode", None) and getattr(config, "patch_size", None):
         ends = [*range(0, seq, config.patch_size), seq]
         inputs["patch_lengths"] = torch.tensor(ends).diff().repeat(batch, 1)
     if kind.startswith("VoxtralRealtimeText"):  # its layers are told the delay of the speech, embedded
         inputs["t_cond"] = torch.empty(1, 1, text_config(config).hidden_size, dtype=dtype, device="meta")
     if _is_required(model, "bool_masked_pos"):
         inputs["bool_masked_pos"] = _masked_patches(config, batch)
-    if (
-        kind.startswith("Siglip2") and "text_model" not in model_type
-    ):  # patches in a row, and how many there are in each direction
+    # Patches in a row, and how many there are in each direction.
+    if kind.startswith("Siglip2") and "text_model" not in model_type:
         inputs.update(_patch_inputs(getattr(config, "vision_config", config), batch, dtype))
     return inputs
 

@@ -143,9 +143,8 @@ def print_function(node: ast.FunctionDef) -> str:
     """Return the text of a function, with one line for each statement."""
     lines = ast.unparse(ast.fix_missing_locations(node)).split("\n")
     last = node.body[-1]
-    if isinstance(last, ast.Return) and isinstance(
-        last.value, ast.Tuple
-    ):  # unparse writes parentheses; a person does not
+    # Unparse writes parentheses; a person does not.
+    if isinstance(last, ast.Return) and isinstance(last.value, ast.Tuple):
         names = [ast.unparse(n) for n in last.value.elts]
         lines[-1] = f"    return {', '.join(names)}{',' * (len(names) == 1)}"
     return "\n".join(lines)

@@ -115,9 +115,8 @@ class _Record(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if (
-            func.namespace == "c10d" or func is DETACH
-        ):  # writes a tensor that is noted already, or is the checkpoint's own
+        # Writes a tensor that is noted already, or is the checkpoint's own.
+        if func.namespace == "c10d" or func is DETACH:
             return out
         if _is_view(out, (args, kwargs)):
             self.calls.append(RERUN)
