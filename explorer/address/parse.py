@@ -67,7 +67,7 @@ def name_or_title(titles: Mapping[str, str], what: str) -> Parse:
 
 
 def option_value(name: str) -> Parse:
-    """A parser of one of the values that an option has (`core.OPTIONS`)."""
+    """Return a parser of one of the values that an option has (`core.OPTIONS`)."""
     option = OPTIONS[name]
     known = one_of((*([AUTO] if option.automatic else []), *map(str, option.choices)), option.control)
 

@@ -32,7 +32,7 @@ class Drawing:
 
 
 def svg(box: Drawing, alt: str) -> str:
-    """The finished picture; `alt` says in words what it shows."""
+    """Return the finished picture; `alt` says in words what it shows."""
     w, h = box.width + 4, box.height + 4
     return (
         f'<svg viewBox="-2 -2 {w:.0f} {h:.0f}" width="{w:.0f}" height="{h:.0f}" style="--w:{w:.0f}px" role="img" '
@@ -42,7 +42,7 @@ def svg(box: Drawing, alt: str) -> str:
 
 
 def at(x: float, y: float, box: Drawing) -> str:
-    """The box moved to (x, y)."""
+    """Return the box moved to (x, y)."""
     return f'<g transform="translate({x:.1f} {y:.1f})">{box.body}</g>' if box.body else ""
 
 
@@ -101,7 +101,7 @@ def hatch(width: float, height: float, colour: str, every: float = 7) -> str:
 
 
 def tile(width: float, height: float, style: Style, words: str = "", size: float = 14) -> Drawing:
-    """A rectangle in the look of a placement, with a text in its middle."""
+    """Return a rectangle in the look of a placement, with a text in its middle."""
     look, rank = style
     colour = GREY if rank is None else device_colour(rank)
     frame = f'width="{width:.1f}" height="{height:.1f}"'
@@ -129,7 +129,7 @@ def tile(width: float, height: float, style: Style, words: str = "", size: float
 
 
 def again(width: float, height: float, ink: str) -> str:
-    """The dotted frame of a device whose colour another one has already."""
+    """Return the dotted frame of a device whose colour another one has already."""
     inner = f'x="3" y="3" width="{max(0.0, width - 6):.1f}" height="{max(0.0, height - 6):.1f}"'
     return f'<rect {inner} fill="none" stroke="{ink}" stroke-width="1.5" stroke-dasharray="1.5 2.5"/>'
 
@@ -149,21 +149,21 @@ def _spread(extent: float, every: float) -> list[float]:
 
 
 def number(value: float) -> str:
-    """A cell's number: integers as such, else two decimals with a true minus."""
+    """Return a cell's number: integers as such, else two decimals with a true minus."""
     value = float(value) + 0.0  # no minus before a zero
     shown = f"{value:.0f}" if value.is_integer() else f"{value:.2f}"
     return ("0.00" if shown == "-0.00" else shown).replace("-", "−")
 
 
 def difference(value: float) -> str:
-    """How far two results are apart: 0, or the power of ten that tells rounding from a mistake."""
+    """Return how far two results are apart: 0, or the power of ten that tells rounding from a mistake."""
     return f"{value:.0e}".replace("-", "−") if value else "0"  # a hyphen would let the line break
 
 
 def matrix(
     values: Any, style: Callable[[int, int], Style], name: str = "", placement: str = "", cell: float = CELL_W
 ) -> Drawing:
-    """A matrix of real numbers, cell by cell; `name` and the letter of its placement stand above."""
+    """Return a matrix of real numbers, cell by cell; `name` and the letter of its placement stand above."""
     rows = [[float(v) for v in r] for r in values]
     grid = column(
         *(
@@ -176,7 +176,7 @@ def matrix(
 
 
 def titled(box: Drawing, name: str, placement: str = "") -> Drawing:
-    """A caption above a box: its name in strong, its placement beside it."""
+    """Return a caption above a box: its name in strong, its placement beside it."""
     if not name and not placement:
         return box
     words = row(
@@ -204,7 +204,7 @@ def sliced(dim: int, size: int, parts: int) -> Callable[[int, int], Style]:
 
 
 def device(rank: int, box: Drawing, words: str = "") -> Drawing:
-    """A frame round what one device holds, with its name in its colour."""
+    """Return a frame round what one device holds, with its name in its colour."""
     colour = device_colour(rank)
     name = words or f"GPU {rank}"
     width, height = max(box.width + 20, len(name) * 8 + 24), box.height + 42
@@ -218,12 +218,12 @@ def device(rank: int, box: Drawing, words: str = "") -> Drawing:
 
 
 def sign(words: str, size: float = 20) -> Drawing:
-    """An operator between boxes."""
+    """Return an operator between boxes."""
     return text(words, size, 400)
 
 
 def arrow(width: float = 40, words: str = "") -> Drawing:
-    """An arrow to the right, with a word above it."""
+    """Return an arrow to the right, with a word above it."""
     width = max(width, len(words) * 7.3 + 8)
     body = (
         f'<path d="M0 24H{width - 8:.0f}M{width - 8:.0f} 24l-7 -4.5v9z" stroke="currentColor" fill="currentColor" '
@@ -241,7 +241,7 @@ LONG_CELL = 22
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], mark: int | None = None) -> str:
-    """An HTML table; row `mark` is the one meant. Cells are text."""
+    """Return an HTML table; row `mark` is the one meant. Cells are text."""
     top = "".join(f'<th scope="col">{html.escape(h)}</th>' for h in head)
     body = "".join(
         f"<tr{' class=mark' if i == mark else ''}>" + "".join(_cell(c) for c in r) + "</tr>" for i, r in enumerate(rows)
@@ -252,13 +252,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], mark: int | None =
 
 
 def _cell(words: str) -> str:
-    """A cell; a short one stays on one line, e.g. a number with its unit."""
+    """Return a cell; a short one stays on one line, e.g. a number with its unit."""
     look = ' class="long"' if len(words) > LONG_CELL else ""
     return f"<td{look}>{html.escape(words)}</td>"
 
 
 def legend(*looks: str) -> Drawing:
-    """What the looks mean, for the foot of a picture."""
+    """Return what the looks mean, for the foot of a picture."""
     words = {"R": "R  Replicate: whole on each", "S": "S  Shard: a slice", "P": "P  Partial: not summed yet"}
     return row(
         *(row(tile(22, 14, (k, None if k == "R" else 0)), text(words[k], 12.5, muted=True), gap=6) for k in looks),
@@ -267,7 +267,7 @@ def legend(*looks: str) -> Drawing:
 
 
 def amount(num_bytes: float) -> str:
-    """Bytes in the largest unit that leaves a figure of one or more, so that two of them compare at a glance."""
+    """Return the bytes in the largest unit that leaves a figure of one or more, so that two of them compare at a glance."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(num_bytes) >= size:
             return f"{units.significant(num_bytes / size)} {unit}"

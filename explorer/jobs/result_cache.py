@@ -32,7 +32,7 @@ class ResultCache(Generic[K, V]):
         return len(self._kept)
 
     def peek(self, key: K) -> V | None:
-        """The result, or None where it is not there."""
+        """Return the result, or None where it is not there."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)

@@ -24,7 +24,7 @@ MAX_CASES = 9
 
 
 def lesson_page(lesson: Lesson, learner: Learner, values: Values, navigation: str = "") -> str:
-    """The lesson for the learner's model, with the cases of `list_cases`.
+    """Return the lesson for the learner's model, with the cases of `list_cases`.
 
     It opens at `values`, or at the settings of its own address (`#step=3&with=n:6`). `navigation` is markup above the title.
     """
@@ -47,7 +47,7 @@ def lesson_page(lesson: Lesson, learner: Learner, values: Values, navigation: st
 
 
 def course_archive(lessons: Sequence[Lesson], learner: Learner) -> bytes:
-    """A zip with a page of contents and a file for each lesson, at its defaults."""
+    """Return a zip with a page of contents and a file for each lesson, at its defaults."""
     names = [file_name(x) for x in lessons]
     links = [f'<a href="{name}">{x.number}. {html.escape(x.title)}</a>' for name, x in zip(names, lessons, strict=True)]
     entries = "".join(f"<li>{link}: {inline_html(x.idea)}</li>" for link, x in zip(links, lessons, strict=True))
@@ -71,7 +71,7 @@ def file_name(lesson: Lesson) -> str:
 
 
 def list_cases(lesson: Lesson, learner: Learner, values: Values) -> list[tuple[str, dict[str, Choice]]]:
-    """The settings that a file holds: the lesson's own list, or the options of its first controls, up to `MAX_CASES`."""
+    """Return the settings that a file holds: the lesson's own list, or the options of its first controls, up to `MAX_CASES`."""
     if lesson.cases is not None:
         return lesson.cases(learner, values)
     controls: list[Control] = []
@@ -110,7 +110,7 @@ def _case(lesson: Lesson, learner: Learner, name: str, values: Values) -> dict[s
 
 
 def _model_sentence(lesson: Lesson, learner: Learner) -> str:
-    """The model and the cluster, where the lesson is about them."""
+    """Return the model and the cluster, where the lesson is about them."""
     if not lesson.uses_model:
         return ""
     load = learner.planner.workload

@@ -102,7 +102,7 @@ class Learner:
         return with_model(self, EXPERT_MODEL), note
 
     def experts(self) -> Experts:
-        """The model's experts; call it on what `routed` gives."""
+        """Return the model's experts; call it on what `routed` gives."""
         sizes = _find_experts(self.graph)
         assert sizes is not None
         return sizes
@@ -146,7 +146,7 @@ def _find_layer_sizes(graph: Graph) -> Layer | None:
 
 
 def _find_experts(graph: Graph) -> Experts | None:
-    """The experts of the first layer that has some, with the FLOPs of all layers."""
+    """Return the experts of the first layer that has some, with the FLOPs of all layers."""
     first, flops = None, 0.0
     for name, block in (("", graph.top), *graph.blocks.items()):
         for op in block.ops:
@@ -159,6 +159,6 @@ def _find_experts(graph: Graph) -> Experts | None:
 
 
 def _gated(graph: Graph) -> bool:
-    """Whether a block has a weight that gates its feed-forward part."""
+    """Return whether a block has a weight that gates its feed-forward part."""
     weights = [v for block in graph.blocks.values() for v in block.values if v.kind == "parameter"]
     return any(GATE_WEIGHTS & set(weight.name.split(".")) for weight in weights)

@@ -35,7 +35,7 @@ class Control:
     step: int = 1
 
     def name(self, option: Choice) -> str:
-        """An option in words."""
+        """Return an option in words."""
         return self.names.get(option, str(option))
 
 
@@ -104,7 +104,7 @@ class Lesson:
     cases: Callable[[Learner, Values], list[tuple[str, dict[str, Choice]]]] | None = None
 
     def defaults(self) -> dict[str, Choice]:
-        """The controls as they stand at first."""
+        """Return the controls as they stand at first."""
         return {c.key: c.default for c in self.controls}
 
 
@@ -118,7 +118,7 @@ class Option:
 
 
 def choice_question(ask: str, right: Option, wrong: tuple[Option, ...], position: int) -> Question:
-    """A question whose answer is chosen. The right option stands at `position`, modulo their number; equal texts appear once."""
+    """Return a question whose answer is chosen. The right option stands at `position`, modulo their number; equal texts appear once."""
     texts = [right.text]
     others = []
     for option in wrong:
@@ -131,7 +131,7 @@ def choice_question(ask: str, right: Option, wrong: tuple[Option, ...], position
 
 
 def number_question(ask: str, unit: str, right: Option, wrong: tuple[Option, ...]) -> Question:
-    """A question whose answer is typed, in `unit`. An expected mistake that is `near` an earlier option is left out."""
+    """Return a question whose answer is typed, in `unit`. An expected mistake that is `near` an earlier option is left out."""
     options = [right]
     for option in wrong:
         if not any(near(option.value, other.value) for other in options):
@@ -142,5 +142,5 @@ def number_question(ask: str, unit: str, right: Option, wrong: tuple[Option, ...
 
 
 def near(value: float, other: float) -> bool:
-    """Whether two answers are the same to somebody who rounds to two figures."""
+    """Return whether two answers are the same to somebody who rounds to two figures."""
     return abs(value - other) <= ROUNDING * max(abs(value), abs(other))

@@ -12,7 +12,7 @@ from planner_core.search.candidates import weight_matrices
 
 
 def make_settings(focus: Mapping[str, str], learner: Learner, values: Values) -> dict[str, str]:
-    """The settings that a lesson's front states: their texts, with the lesson's controls put in.
+    """Return the settings that a lesson's front states: their texts, with the lesson's controls put in.
 
     `needs` ("layers", "experts") names what another model stands in for where the learner's has none, and `op` (of `OPERATIONS`) what is
     selected in the folded graph.
@@ -26,7 +26,7 @@ def make_settings(focus: Mapping[str, str], learner: Learner, values: Values) ->
 
 
 def select_op(learner: Learner, wanted: Callable[[Op, Block], bool]) -> dict[str, str]:
-    """The first operation of a repeated block (else of the whole graph) for which `wanted`, selected in the folded graph."""
+    """Return the first operation of a repeated block (else of the whole graph) for which `wanted`, selected in the folded graph."""
     coarse = learner.planner.coarse
     for scope, content in (*coarse.blocks.items(), ("", coarse.top)):
         for group in content.groups:
@@ -69,5 +69,5 @@ OPERATIONS = {"weight": is_weight, "feed-forward": is_feed_forward, "attention":
 
 
 def model_setting(learner: Learner, shown: Learner) -> dict[str, str]:
-    """The model of a lesson, where it is not the learner's."""
+    """Return the model of a lesson, where it is not the learner's."""
     return {} if shown.request.model == learner.request.model else {"model": shown.request.model}

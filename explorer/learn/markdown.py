@@ -77,7 +77,7 @@ def read_lesson(
     focus: Callable[[Learner, Values], dict[str, str]] | None = None,
     cases: Callable[[Learner, Values], list[tuple[str, dict[str, int | str]]]] | None = None,
 ) -> Lesson:
-    """The lesson of `lessons/content/name.md`, whose values `live` computes for a learner and the settings of the controls.
+    """Return the lesson of `lessons/content/name.md`, whose values `live` computes for a learner and the settings of the controls.
 
     `focus` adds settings that have to be computed to those that the front gives to the link (`links.py`).
     """
@@ -143,7 +143,7 @@ def _gather_facts(learner: Learner, values: Values, now: Live) -> dict[str, Any]
 
 
 def _split_parts(text: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The front, and the parts by their headings."""
+    """Return the front, and the parts by their headings."""
     _, front, body = text.split("+++\n", 2)
     # the listing comes last; its comments begin with "# " too
     fence = body.find("```")
@@ -155,7 +155,7 @@ def _split_parts(text: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _read_control(table: dict[str, Any]) -> Control:
-    """A control. Its `names` are words by option (a key of TOML is a string), or the filter that writes an option."""
+    """Return a control. Its `names` are words by option (a key of TOML is a string), or the filter that writes an option."""
     names, options = table.pop("names", {}), tuple(table.pop("options"))
     if isinstance(names, str):
         write = _make_environment().filters[names]
@@ -168,7 +168,7 @@ def _read_code(part: str) -> str:
 
 
 def _read_steps(text: str, pictures: Mapping[str, Drawn]) -> tuple[tuple[Step, ...], int]:
-    """The steps, and the number of those before the rule."""
+    """Return the steps, and the number of those before the rule."""
     before, _, after = text.partition("\n---\n")
     shown, hidden = (
         tuple(_read_step(part, pictures) for part in re.split(r"^## ", half, flags=re.MULTILINE)[1:])
@@ -185,7 +185,7 @@ def _read_step(text: str, pictures: Mapping[str, Drawn]) -> Step:
 
 
 def _draw_step(title: str, body: str, pictures: Mapping[str, Drawn]) -> str:
-    """The picture of a step: one by name, the bars of its table, or the table."""
+    """Return the picture of a step: one by name, the bars of its table, or the table."""
     image, written = IMAGE.search(body), TABLE.search(body)
     lines = written[0].splitlines() if written else []
     of_bars = BARS.fullmatch(image[2]) if image else None
@@ -207,7 +207,7 @@ def _draw_picture(picture: Drawn, description: str) -> str:
 
 
 def _read_question(text: str) -> Question:
-    """The question; its options stay in their order, unless the answer is typed."""
+    """Return the question; its options stay in their order, unless the answer is typed."""
     unit = UNIT.search(text)
     ask, *listed = re.split(r"^(?=- \[[x ]\] )", UNIT.sub("", text), flags=re.MULTILINE)
     marks, options = [], []
@@ -226,13 +226,13 @@ def _read_question(text: str) -> Question:
 
 
 def _read_terms(text: str) -> dict[str, str]:
-    """What stands behind each term of a list `- **term**: words`, on one line or on several."""
+    """Return what stands behind each term of a list `- **term**: words`, on one line or on several."""
     items = re.split(r"^(?=- \*\*)", text, flags=re.MULTILINE)
     return {m[1]: m[2] for item in items if (m := TERM.match(_one_line(item)))}
 
 
 def _with_words(prediction: Prediction, text: str) -> str:
-    """The markup of a prediction with what the lesson says to it."""
+    """Return the markup of a prediction with what the lesson says to it."""
     why, _, _ = text.partition("\n- **")
     return prediction.markup(_one_line(why), _read_terms(text))
 

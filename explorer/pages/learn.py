@@ -246,7 +246,7 @@ def show_code_and_links(lesson: Lesson) -> None:
 
 
 def explorer_address(lesson: Lesson) -> dict[str, str]:
-    """The address in the explorer of what the lesson shows, at the learner's settings."""
+    """Return the address in the explorer of what the lesson shows, at the learner's settings."""
     wanted = explorer_settings(lesson.number, current_learner(), state_of(lesson).values)
     now = state.values()
     if wanted.get("model", now["model"]) != now["model"]:

@@ -448,7 +448,7 @@ def chosen_plan(plans: Mapping[str, Plan], result: Result) -> tuple[str, Plan]:
     """Return the plan in the address, else the recommended one; warn of an id that is not known."""
 
     def known_id(plan_id: str) -> str:
-        """A plan that is pinned at these settings is listed under its pin."""
+        """Return a plan that is pinned at these settings is listed under its pin."""
         pin = pins.format_pin(plan_id, values())
         return pin if plan_id not in plans and pin in plans else plan_id
 

@@ -27,7 +27,7 @@ def word_terms(sentence: str) -> str:
 
 
 def _page_term(term: Term) -> str:
-    """A term in the words of the page."""
+    """Return a term in the words of the page."""
     if term.kind == "bytes":
         return memory(float(term.value))
     if term.kind == "seconds":

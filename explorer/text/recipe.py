@@ -196,7 +196,7 @@ def describe_layout(plan: Plan) -> str:
 
 
 def _axes_by_role(plan: Plan) -> tuple[Sequence[str], list[int], list[int], list[int], dict[str, int]]:
-    """The role of the weights on each axis; the axes of context, of experts and without work of their own; and the ranks by role."""
+    """Return the role of the weights on each axis; the axes of context, of experts and without work of their own; and the ranks by role."""
     roles = weight_roles(plan)
     context, expert, idle = (
         [a for a, role in enumerate(axis_roles(plan)) if role == kind] for kind in (CONTEXT, EXPERT, IDLE)

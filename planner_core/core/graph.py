@@ -154,7 +154,7 @@ class Graph:
     own_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def calls(self) -> Iterator[Call]:
-        """Every copy of every repeated block, in order."""
+        """Return every copy of every repeated block, in order."""
         return (item for item in self.top.items if isinstance(item, Call))
 
     @property
@@ -173,7 +173,7 @@ class Graph:
         return len(self.top.ops) + sum(len(b.ops) * repeats[n] for n, b in self.blocks.items())
 
     def parameters(self) -> dict[str, TensorMeta]:
-        """Every parameter by its full name; shared parameters once."""
+        """Return every parameter by its full name; shared parameters once."""
         # By name: a weight that two modules share has one name, and counts once.
         metas = {v.name: v.meta for v in self.top.values if v.kind == "parameter"}
         for call in self.calls():

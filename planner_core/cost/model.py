@@ -36,7 +36,8 @@ SMALL_BYTES = 2**17
 
 
 def searched_stages(zero: int) -> tuple[int, ...]:
-    """The ZeRO stages between which a search chooses, weight by weight, where a request names the stage `zero`: that stage and stage 0."""
+    """Return the ZeRO stages between which a search chooses, weight by weight, where a request names the stage `zero`: that stage and stage
+    0."""
     return tuple(sorted({0, zero}))
 
 
@@ -73,15 +74,15 @@ class CostModel:
         return 1 + self.timing.straggler * math.log2(nodes)
 
     def link(self, axes: tuple[int, ...]) -> AxisLink:
-        """The link of an axis, or of several as one group."""
+        """Return the link of an axis, or of several as one group."""
         return self.links[axes[0]] if len(axes) == 1 else dict(self.joint_links)[axes]
 
     def load(self, row: Row) -> float:
-        """How many times the mean the fullest GPU computes, and sends or gets in an all_to_all, if an operator runs by this row."""
+        """Return how many times the mean the fullest GPU computes, and sends or gets in an all_to_all, if an operator runs by this row."""
         return self.workload.expert_imbalance if row.routed else 1.0
 
     def fullest(self, rows: Sequence[Row]) -> float:
-        """The largest `load` of an operator's rows, one for each axis, on axes of several ranks."""
+        """Return the largest `load` of an operator's rows, one for each axis, on axes of several ranks."""
         return max((self.load(row) for row, n in zip(rows, self.sizes, strict=False) if n > 1), default=1.0)
 
     @property
@@ -103,7 +104,7 @@ class CostModel:
         return self.workload.accumulate > 1 or self.software.gradient_buffer
 
     def summed_item(self, item_bytes: int) -> int:
-        """Bytes per element of a weight's gradient as it is sent. `item_bytes` is that of the dtype that computes."""
+        """Return the bytes per element of a weight's gradient as it is sent. `item_bytes` is that of the dtype that computes."""
         gradient_bytes = self.workload.gradient_item(item_bytes)
         return max(gradient_bytes, FLOAT32_BYTES) if self.late_sums else gradient_bytes
 
@@ -121,13 +122,13 @@ def cost_model(cluster: Cluster, mesh: DeviceMesh, workload: Workload, pipe: Pip
 
 
 def cost_model_of(plan: Plan, cluster: Cluster | None = None) -> CostModel:
-    """The prices with which a plan was made, or (with `cluster`) those of the same mesh and workload on another cluster."""
+    """Return the prices with which a plan was made, or (with `cluster`) those of the same mesh and workload on another cluster."""
     return cost_model(
         cluster or Cluster.from_json(dict(plan.cluster)), plan.mesh, workload_of(plan), plan.pipeline_axis
     )
 
 
 def workload_of(plan: Plan) -> Workload:
-    """The workload with which a plan was made."""
+    """Return the workload with which a plan was made."""
     known = {f.name for f in fields(Workload)}
     return Workload(**{key: value for key, value in plan.workload.items() if key in known})

@@ -13,7 +13,7 @@ RECEIVE = "receive"
 
 
 def block_of(graph: Graph, label: str) -> Block:
-    """The block of a label of a plan. Raises InputError if the model does not have it."""
+    """Return the block of a label of a plan. Raises InputError if the model does not have it."""
     name = BlockLabel.parse(label).block
     if not name:
         return graph.top
@@ -23,13 +23,13 @@ def block_of(graph: Graph, label: str) -> Block:
 
 
 def split_parts(block: Block, op: Op, site: SitePlan, model: CostModel) -> int:
-    """The number of parts into which the work of an operator is split."""
+    """Return the number of parts into which the work of an operator is split."""
     chosen = rows_at(block, op, site)
     return math.prod(n for row, n in zip(chosen, model.sizes, strict=True) if row.splits_work)
 
 
 def rows_at(block: Block, op: Op, site: SitePlan) -> list[Row]:
-    """The row that an operator runs on each mesh axis under `site`. Raises InputError if no row of its rule fits."""
+    """Return the row that an operator runs on each mesh axis under `site`. Raises InputError if no row of its rule fits."""
     chosen = []
     options = rows(op, block.values)
     for axis in range(len(site.outputs[0].src.forward)):
@@ -46,6 +46,6 @@ def rows_at(block: Block, op: Op, site: SitePlan) -> list[Row]:
 
 
 def local_bytes(block: Block, value: int, placements: Placements, model: CostModel) -> int:
-    """Bytes of a value on one GPU."""
+    """Return the bytes of a value on one GPU."""
     meta = block.values[value].meta
     return math.prod(local_shape(meta.shape, placements, model.sizes)) * ITEM_BYTES[meta.dtype]

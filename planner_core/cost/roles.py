@@ -26,17 +26,17 @@ AXIS_NAME_SUFFIXES = {2: ("outer", "inner"), 3: ("outer", "middle", "inner"), 4:
 
 
 def axis_roles(plan: Plan) -> tuple[str, ...]:
-    """The role of each mesh axis of a plan."""
+    """Return the role of each mesh axis of a plan."""
     return _axis_roles(plan.blocks, len(plan.mesh.axis_sizes))
 
 
 def weight_roles(plan: Plan) -> tuple[str, ...]:
-    """How most weights lie on each mesh axis: `data`, `shard` or `tensor`."""
+    """Return how most weights lie on each mesh axis: `data`, `shard` or `tensor`."""
     return tuple(_weight_role(plan.blocks, axis) for axis in range(len(plan.mesh.axis_sizes)))
 
 
 def named_mesh(mesh: DeviceMesh, blocks: Mapping[str, BlockPlan]) -> DeviceMesh:
-    """The mesh of a plan with these blocks; each axis has the name of its role. An axis of one GPU keeps its name."""
+    """Return the mesh of a plan with these blocks; each axis has the name of its role. An axis of one GPU keeps its name."""
     roles = _axis_roles(blocks, len(mesh.axis_sizes))
     if mesh.num_devices == 1:
         return mesh
@@ -50,7 +50,7 @@ def micro_batch(plan: Plan) -> int:
 
 
 def zero_stage(plan: Plan) -> int:
-    """The ZeRO stage of most weights on the axes on which they are used Replicate."""
+    """Return the ZeRO stage of most weights on the axes on which they are used Replicate."""
     votes: Counter[int] = Counter()
     roles = weight_roles(plan)
     for block in plan.blocks.values():
@@ -103,7 +103,7 @@ def _weights_used_in_shards(blocks: Mapping[str, BlockPlan], axis: int) -> Itera
 
 
 def _sites_of_kind(block: BlockPlan, kind: Kind) -> Iterator[tuple[str, SitePlan]]:
-    """The operators of a kind, each with the module that calls it: `mlp.experts/moe_experts.1` is called by `mlp.experts`."""
+    """Yield the operators of a kind, each with the module that calls it: `mlp.experts/moe_experts.1` is called by `mlp.experts`."""
     for name, site in block.sites.items():
         of, module = _kind_and_module(name)
         if of is kind:

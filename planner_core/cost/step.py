@@ -84,13 +84,13 @@ class PricedUnit:
     ends: Ends
 
     def runs_beside_compute(self, m: Message) -> bool:
-        """Whether a message of a micro-batch runs beside compute."""
+        """Return whether a message of a micro-batch runs beside compute."""
         regathers = m.phase == "backward" and not m.gradient
         return m.category == BESIDE and m.site not in self.ends.before and not (regathers and m.site in self.ends.after)
 
 
 def price(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None) -> Cost:
-    """The cost of one training step on one GPU; all GPUs are equal in the cost model.
+    """Return the cost of one training step on one GPU; all GPUs are equal in the cost model.
 
     Args:
         blocks: The plan of each block variant, by label ("" is the top block).
@@ -108,7 +108,7 @@ def price(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coars
 
 
 def cost_of_units(units: Sequence[PricedUnit], blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Cost:
-    """The cost of one training step, where the units of a plan are priced already."""
+    """Return the cost of one training step, where the units of a plan are priced already."""
     traffic = sum_traffic(messages(blocks, graph, model), model)
     step = step_seconds(units, model)
     compute = model.workload.accumulate * sum(u.copies * (u.forward_s + u.backward_s) for u in units)
@@ -126,12 +126,12 @@ def cost_of_units(units: Sequence[PricedUnit], blocks: Mapping[str, BlockPlan], 
 
 
 def _difference_above_rounding(whole: float, part: float) -> float:
-    """The rest of `whole`; 0 if it is no more than the rounding of sums."""
+    """Return the rest of `whole`; 0 if it is no more than the rounding of sums."""
     return 0.0 if part >= whole * (1 - ROUNDING) else whole - part
 
 
 def step_seconds(units: Iterable[PricedUnit], model: CostModel) -> float:
-    """Seconds of the step. `model` may have other links than those for which the plan was made."""
+    """Return the seconds of the step. `model` may have other links than those for which the plan was made."""
     return sum(u.copies * float(model.step_time.seconds(unit_totals(u, model))) for u in units)
 
 
@@ -171,7 +171,7 @@ def priced_units(
     coarse: CoarseGraph | None = None,
     ends: Ends | None = None,
 ) -> list[PricedUnit]:
-    """Every block variant of a plan as a unit. `ends`: the operators before and behind all units, if they are known already."""
+    """Return every block variant of a plan as a unit. `ends`: the operators before and behind all units, if they are known already."""
     ends = ops_at_the_ends(coarse or coarsen(graph)) if ends is None else ends
     repeats = graph.num_repeats
     units = []
@@ -231,7 +231,7 @@ def unit_totals(unit: PricedUnit, model: CostModel) -> Floats:
 
 
 def _optimizer_seconds(block: Block, bp: BlockPlan, model: CostModel) -> float:
-    """Seconds of the optimizer for one copy's own weights."""
+    """Return the seconds of the optimizer for one copy's own weights."""
     total = 0.0
     for value in block.values:
         param = bp.params.get(value.name) if value.kind == "parameter" and value.grad else None
@@ -249,7 +249,7 @@ def _optimizer_seconds(block: Block, bp: BlockPlan, model: CostModel) -> float:
 def op_and_weight_seconds(
     block: Block, op: Op, bp: BlockPlan, reruns: Mapping[str, Rerun], model: CostModel
 ) -> tuple[float, float]:
-    """Seconds of compute, forward and backward, of one operator of one copy: the sum of `op_seconds`, `weight_seconds` and
+    """Return the seconds of compute, forward and backward, of one operator of one copy: the sum of `op_seconds`, `weight_seconds` and
     `conversion_seconds`."""
     forward, backward = op_seconds(block, op, bp, reruns, model)
     weights = weight_seconds(block, op, bp.sites[op.name], op.name in reruns, model)
@@ -259,13 +259,13 @@ def op_and_weight_seconds(
 def op_seconds(
     block: Block, op: Op, bp: BlockPlan, reruns: Mapping[str, Rerun], model: CostModel
 ) -> tuple[float, float]:
-    """Seconds forward and backward of one operator of one copy. What `reruns` (see `recomputed_ops`) counts as backward."""
+    """Return the seconds forward and backward of one operator of one copy. What `reruns` (see `recomputed_ops`) counts as backward."""
     forward, backward = site_time(block, op, bp.sites[op.name], model)
     return forward, backward + (forward if is_recomputed(op, reruns) else 0.0)
 
 
 def site_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> tuple[float, float]:
-    """Seconds forward and backward of one op on one GPU."""
+    """Return the seconds forward and backward of one op on one GPU."""
     over = memory_passes(block, model.fused)[op.name]
     chosen = rows_at(block, op, site)
     chunks = max(e.chunks for e in site.outputs)
@@ -291,7 +291,7 @@ def _as_arrays(pair: Sequence[float]) -> tuple[Floats, Floats]:
 
 
 def weight_seconds(block: Block, op: Op, site: SitePlan, recomputed: bool, model: CostModel) -> tuple[float, float]:
-    """Seconds of one micro-batch, forward and backward, that the compute stream spends on an operator's weights: copies around
+    """Return the seconds of one micro-batch, forward and backward, that the compute stream spends on an operator's weights: copies around
     gathers and scatters, and sums of gradients."""
     forward = backward = 0.0
     for value, edge in zip(op.inputs, site.inputs, strict=True):
@@ -324,7 +324,7 @@ def _needs_message(steps: Iterable[Step], model: CostModel) -> bool:
 
 
 def conversion_seconds(block: Block, op: Op, site: SitePlan, model: CostModel) -> float:
-    """Seconds to pad or divide an operand that is delivered in another state than the operator takes it."""
+    """Return the seconds to pad or divide an operand that is delivered in another state than the operator takes it."""
     total = 0.0
     for value, edge in zip(op.inputs, site.inputs, strict=True):
         if block.values[value].kind == "activation" and edge.src != edge.dst:

@@ -78,23 +78,23 @@ class Message:
 
 
 def recomputed_ops(block: Block, bp: BlockPlan) -> Mapping[str, Rerun]:
-    """The operators of a block that run again in backward, and which parts of them do."""
+    """Return the operators of a block that run again in backward, and which parts of them do."""
     return {} if bp.recompute == "none" else rerun_ops(block, bp.kept)
 
 
 def message_time(m: Message, model: CostModel) -> float:
-    """Seconds of all runs of a message in one step."""
+    """Return the seconds of all runs of a message in one step."""
     return m.count * collective_time(m.kind, m.load * m.num_bytes, model.link(m.axes), m.share)[0]
 
 
 def waited_message_seconds(m: Message, model: CostModel) -> float:
-    """Seconds of all runs of a message in one step that its operator, or the next one, is delayed by it."""
+    """Return the seconds of all runs of a message in one step that its operator, or the next one, is delayed by it."""
     each = collective_time(m.kind, m.load * m.num_bytes, model.link(m.axes), m.share)[0]
     return m.count * float(waited_seconds(each, m.behind_s, model.contention))
 
 
 def messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Iterator[Message]:
-    """Every collective of one step. Those of a repeated block appear once, with the number of copies in `count`."""
+    """Yield every collective of one step. Those of a repeated block appear once, with the number of copies in `count`."""
     micro_batches = model.workload.accumulate
     for label, bp in blocks.items():
         block = block_of(graph, label)
@@ -106,14 +106,14 @@ def messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) ->
 
 
 def micro_batch_messages(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
-    """The collectives of one copy of a block in one micro-batch."""
+    """Yield the collectives of one copy of a block in one micro-batch."""
     reruns, buckets = recomputed_ops(block, bp), Buckets.of_block(block)
     for op in block.ops:
         yield from _site_messages(buckets, op, bp.sites[op.name], reruns, model)
 
 
 def once_per_step_messages(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
-    """The collectives of one copy's weights that run once a step: working copies are gathered, gradients are reduced."""
+    """Yield the collectives of one copy's weights that run once a step: working copies are gathered, gradients are reduced."""
     buckets = Buckets.of_block(block)
     by_name = {v.name: i for i, v in enumerate(block.values) if v.kind == "parameter" and i not in block.inputs}
     for name, param in bp.params.items():
@@ -154,7 +154,7 @@ def _weight_messages(buckets: Buckets, value: int, name: str, param: ParamPlan, 
 
 
 def weight_gradient_item_bytes(block: Block, value: int, model: CostModel) -> int:
-    """Bytes per element of a weight's gradient, as it is reduced."""
+    """Return the bytes per element of a weight's gradient, as it is reduced."""
     return model.summed_item(ITEM_BYTES[block.values[value].meta.dtype])
 
 
@@ -169,7 +169,7 @@ def _site_messages(
 
 
 def result_messages(block: Block, op: Op, site: SitePlan, rerun: Rerun | None, model: CostModel) -> Iterator[Message]:
-    """The collectives of an operator's results, and of their gradients. `rerun`: what of it runs again in backward."""
+    """Yield the collectives of an operator's results, and of their gradients. `rerun`: what of it runs again in backward."""
     for position, (value, edge) in enumerate(zip(op.outputs, site.outputs, strict=True)):
         there = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
         kernel = _chunk_seconds(block, op, site, edge.chunks, model) if edge.chunks > 1 else 0.0
@@ -207,7 +207,7 @@ def result_messages(block: Block, op: Op, site: SitePlan, rerun: Rerun | None, m
 
 
 def _chunk_seconds(block: Block, op: Op, site: SitePlan, chunks: int, model: CostModel) -> float:
-    """Seconds of one chunk of a product."""
+    """Return the seconds of one chunk of a product."""
     return kernel_seconds(op, block.values, rows_at(block, op, site), model, chunks)[0] / chunks
 
 

@@ -71,7 +71,7 @@ class CostVector:
     after_backward: float = 0.0
 
     def array(self) -> Floats:
-        """The numbers as an array [component]."""
+        """Return the numbers as an array [component]."""
         return np.array([getattr(self, name) for name in _NAMES])
 
 
@@ -80,7 +80,7 @@ assert [name.upper() for name in _NAMES] == [c.name for c in Component]
 
 
 def waited_seconds(seconds: Floats | float, behind_s: Floats | float, contention: float) -> Floats:
-    """Seconds by which a collective delays the operator that sends it, if a kernel of `behind_s` runs meanwhile.
+    """Return the seconds by which a collective delays the operator that sends it, if a kernel of `behind_s` runs meanwhile.
 
     What the kernel does not hide is waited for, and what it hides slows the kernel by `contention`. Example: 3 ms behind a kernel of 2 ms,
     k = 0.1: 1 + 0.2 ms.
@@ -89,7 +89,7 @@ def waited_seconds(seconds: Floats | float, behind_s: Floats | float, contention
 
 
 def chunk_waits(each_s: Floats | float, kernel_s: Floats | float, chunks: int, contention: float) -> Floats:
-    """Seconds by which the collectives of a result delay forward, if a product makes it in `chunks` parts (ATP, section 3.4).
+    """Return the seconds by which the collectives of a result delay forward, if a product makes it in `chunks` parts (ATP, section 3.4).
 
     The collective of a part (`each_s`) runs beside the product of the next part (`kernel_s`); nothing is beside the last one. Example:
     4 parts of 2 ms, each sent in 3 ms, k = 0.1: 3 · (1 + 0.2) + 3 = 6.6 ms, where one collective of 12 ms would delay by 12.

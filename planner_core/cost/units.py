@@ -19,7 +19,7 @@ UNIT_ELEMENTS = 100_000_000
 
 
 def split_into_units(top: Block) -> list[list[Op | Call]]:
-    """The items of each unit of the top block, in running order: a call, or operators between two calls."""
+    """Return the items of each unit of the top block, in running order: a call, or operators between two calls."""
     units: list[list[Op | Call]] = []
     for is_call, run in groupby(top.items, key=lambda item: isinstance(item, Call)):
         items = list(run)
@@ -33,7 +33,7 @@ def split_into_units(top: Block) -> list[list[Op | Call]]:
 
 
 def unit_starts(weights: Sequence[Mapping[int, int]]) -> list[int]:
-    """The positions at which units begin among operators that belong to no repeated block.
+    """Return the positions at which units begin among operators that belong to no repeated block.
 
     A unit ends where its weights reach `UNIT_ELEMENTS`, if those after it do too. Otherwise layers that do not repeat would be gathered
     all at once. Example: four layers of 1 073 million elements and a head of 2 million are four units, and the head is in the last.
@@ -68,7 +68,7 @@ class Ends(NamedTuple):
 
 
 def ops_at_the_ends(coarse: CoarseGraph) -> Ends:
-    """The operators of the top block whose group runs before the first call, and those whose group runs after the last one."""
+    """Return the operators of the top block whose group runs before the first call, and those whose group runs after the last one."""
     top = coarse.graph.top
     calls = [i for i, item in enumerate(top.items) if isinstance(item, Call)]
     if not calls:
@@ -80,12 +80,12 @@ def ops_at_the_ends(coarse: CoarseGraph) -> Ends:
 
 
 def is_small(block: Block, value: int) -> bool:
-    """Whether a weight is a bias or a norm's."""
+    """Return whether a weight is a bias or a norm's."""
     return len(block.values[value].meta.shape) <= SMALL_WEIGHT_DIMS
 
 
 def weights_at_the_ends(block: Block, before: Collection[str]) -> frozenset[int]:
-    """The weights whose traffic once a step nothing hides: those that an operator `before` the units reads, and small ones, whose
+    """Return the weights whose traffic once a step nothing hides: those that an operator `before` the units reads, and small ones, whose
     gradients travel when backward is over."""
     weights = {i for i, v in enumerate(block.values) if v.kind == "parameter"}
     first = {v for op in block.ops if op.name in before for v in op.inputs}
@@ -112,7 +112,7 @@ class Buckets:
 
     @staticmethod
     def of_block(block: Block) -> Buckets:
-        """The buckets of a block."""
+        """Return the buckets of a block."""
         passed = frozenset(block.inputs)
         sizes = {
             i: math.prod(v.meta.shape)
@@ -125,7 +125,7 @@ class Buckets:
         return Buckets(block, passed, whole, small)
 
     def share(self, value: int) -> float:
-        """The share of a weight in the bucket of its unit, by elements; 1 for any other value."""
+        """Return the share of a weight in the bucket of its unit, by elements; 1 for any other value."""
         v = self.block.values[value]
         if v.kind != "parameter" or value in self.passed or not v.grad:
             return 1.0

@@ -89,7 +89,7 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
 
 
 def _price_ranks(plan: Plan, text: str, remarks: tuple[str, ...]) -> ExportedPlan:
-    """A written file of data parallelism alone with its price, and with the options that `price --config` needs to read it back."""
+    """Return a written file of data parallelism alone with its price, and with the options that `price --config` needs to read it back."""
     try:
         unstated = unstated_options(plan, text)
         priced = price_file(plan, text, unstated)
@@ -124,14 +124,14 @@ def _unsupported_features(plan: Plan, target: Target) -> Iterator[str]:
 
 
 def find_target(name: str) -> Target:
-    """The form of this name. Raises InputError."""
+    """Return the form of this name. Raises InputError."""
     if name not in TARGETS:
         raise InputError(f"--to {name!r} is not one of {', '.join(TARGETS)}")
     return TARGETS[name]
 
 
 def _find_target_for(plan: Plan, name: str) -> Target:
-    """The form of this name, if it can hold the plan's stages. Raises InputError."""
+    """Return the form of this name, if it can hold the plan's stages. Raises InputError."""
     form = find_target(name)
     if name not in TARGETS_WITH_STAGES and plan.pipeline:
         why = f"{form.why_no_stages}; " if form.why_no_stages else ""
@@ -218,7 +218,7 @@ def _can_be_priced(plan: Plan) -> bool:
 
 
 def _find_alternative(plan: Plan, form: Target) -> _Alternative | None:
-    """The fastest plan that fits in a form that cannot hold `plan`, with the prices of both; None if the form holds none.
+    """Return the fastest plan that fits in a form that cannot hold `plan`, with the prices of both; None if the form holds none.
 
     It is one of Megatron-LM's, or data parallel."""
     if not (form.offers_nearest and _can_be_priced(plan)):
@@ -240,7 +240,7 @@ def _find_alternative(plan: Plan, form: Target) -> _Alternative | None:
 
 
 def _preference_of(cost: FormCost) -> tuple[bool, float]:
-    """What fits comes first, the fastest of it; what does not fit comes by its memory."""
+    """Return what fits comes first, the fastest of it; what does not fit comes by its memory."""
     return not cost.fits, cost.step_time_s if cost.fits else cost.peak_bytes
 
 

@@ -39,8 +39,8 @@ class BatchSharding:
 
 
 def find_batch_sharding(plan: Plan, stage: int = 3) -> BatchSharding:
-    """The sharding of a plan. `stage`: the ZeRO stage of the form, for the differences from the plan. Raises InputError if the plan shards
-    more than the batch, or over axes that FSDP2's mesh cannot have."""
+    """Return the sharding of a plan. `stage`: the ZeRO stage of the form, for the differences from the plan. Raises InputError if the plan
+    shards more than the batch, or over axes that FSDP2's mesh cannot have."""
     sizes = plan.mesh.axis_sizes
     active = [a for a, n in enumerate(sizes) if n > 1]
     params = [(label, name, p) for label, b in plan.blocks.items() for name, p in b.params.items()]
@@ -74,14 +74,14 @@ def find_batch_sharding(plan: Plan, stage: int = 3) -> BatchSharding:
 
 
 def splits_batch_only(plan: Plan) -> bool:
-    """Whether a plan splits the batch and no other work."""
+    """Return whether a plan splits the batch and no other work."""
     active = [a for a, n in enumerate(plan.mesh.axis_sizes) if n > 1]
     params = [p for b in plan.blocks.values() for p in b.params.values()]
     return all(a in plan.data_axes and all(_is_whole(p, a) for p in params) for a in active)
 
 
 def _is_whole(p: ParamPlan, axis: int) -> bool:
-    """Whether a weight is used whole on an axis."""
+    """Return whether a weight is used whole on an axis."""
     return axis in p.gathered or not isinstance(p.working[axis], Shard)
 
 
@@ -120,7 +120,7 @@ def list_few(names: Iterable[str]) -> str:
 
 
 def _share_of_weights(plan: Plan, names: Collection[tuple[BlockLabel | str, str]]) -> float:
-    """The share of a model's elements that these weights have, each given by the label of its block and its name."""
+    """Return the share of a model's elements that these weights have, each given by the label of its block and its name."""
     graph, some, total = load_plan_graph(plan), 0, 0
     for label, block in plan.blocks.items():
         for value in block_of(graph, label).values:
@@ -145,7 +145,7 @@ def list_fsdp_remarks(
 
 
 def _layout_remark(plan: Plan, sharding: BatchSharding) -> tuple[str, ...]:
-    """The layout to state to `price`, which reads no module of Python; empty where no layout says what the units do."""
+    """Return the layout to state to `price`, which reads no module of Python; empty where no layout says what the units do."""
     frees = set(sharding.units.values())
     if len(frees) > 1 or (frees == {False} and sharding.replicate > 1):
         return ()
@@ -157,7 +157,7 @@ def _layout_remark(plan: Plan, sharding: BatchSharding) -> tuple[str, ...]:
 
 
 def write_fsdp2(plan: Plan) -> WrittenText:
-    """A Python module with `shard(model)`. Raises InputError for a plan that shards more than the batch."""
+    """Return a Python module with `shard(model)`. Raises InputError for a plan that shards more than the batch."""
     sharding, load = find_batch_sharding(plan), plan.workload
     use = "Import `shard` from FILE and call shard(model) on the whole model, equal on every rank, before the optimizer is made"
     remarks = list_fsdp_remarks(plan, sharding, use, recompute_by_hand(plan))

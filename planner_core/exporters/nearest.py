@@ -56,11 +56,11 @@ class FormCost:
     fits: bool
 
     def to_json(self) -> dict[str, object]:
-        """The object that the command line and the explorer read."""
+        """Return the object that the command line and the explorer read."""
         return asdict(self)
 
     def compared_with(self, plan: Plan) -> FormCost:
-        """The same cost, compared with another plan."""
+        """Return the same cost, compared with another plan."""
         cost = plan.cost
         return replace(
             self,
@@ -91,14 +91,14 @@ def _percent_change(here: float, there: float) -> str:
 
 
 def fills_cluster(plan: Plan) -> bool:
-    """Whether the plan's mesh and stages fill its cluster. A plan that was scaled down for a few processes has no links to price."""
+    """Return whether the plan's mesh and stages fill its cluster. A plan that was scaled down for a few processes has no links to price."""
     return plan.num_gpus == Cluster.from_json(dict(plan.cluster)).num_gpus
 
 
 def nearest_plan(
     plan: Plan, layout: TpLayout, *, each_column: bool = False, sequence: bool = False, stage: int | None = None
 ) -> tuple[Plan, FormCost] | None:
-    """The best plan that the form can hold, and its price; None if the search finds none.
+    """Return the best plan that the form can hold, and its price; None if the search finds none.
 
     Args:
         plan: The given plan.
@@ -208,7 +208,7 @@ def data_parallel_plans(plan: Plan, names: Collection[str] = ("DDP", "FSDP2")) -
 
 
 def _planner_of(plan: Plan, recompute: str | None = None) -> Planner:
-    """The planner of the plan's workload: with the plan's own choice of recomputation, or with another policy in every layer."""
+    """Return the planner of the plan's workload: with the plan's own choice of recomputation, or with another policy in every layer."""
     load = plan.workload
     request = Request(
         str(plan.model["name"]),
@@ -230,7 +230,7 @@ def _planner_of(plan: Plan, recompute: str | None = None) -> Planner:
 
 
 def _compare_costs(plan: Plan, nearest: Plan, planner: Planner) -> FormCost:
-    """The cost of the form's plan beside the given one."""
+    """Return the cost of the form's plan beside the given one."""
     peak = nearest.cost.memory_bytes["peak"]
     return FormCost(
         nearest.name,

@@ -105,7 +105,7 @@ def _drop_custom_layers(layout: TpLayout, model: nn.Module) -> None:
 def _find_shared_inputs(
     model: nn.Module, inputs: dict[str, Any], groups: Sequence[TensorParallelGroup]
 ) -> tuple[tuple[SharedInput, ...], tuple[str, ...]]:
-    """The modules that receive the common input of a group of columns, and the first column of each group without one."""
+    """Return the modules that receive the common input of a group of columns, and the first column of each group without one."""
     modules, calls = dict(model.named_modules()), dict[str, Any]()
     parents = {star_numbers(g.columns[0]): _common_parent(g.columns) for g in groups if len(g.columns) > 1}
     hooks = []
@@ -139,7 +139,7 @@ def _zeros_for(value: torch.Tensor) -> torch.Tensor:
 
 
 def _common_parent(names: Sequence[str]) -> str:
-    """The innermost module that contains all of the named ones."""
+    """Return the innermost module that contains all of the named ones."""
     paths = [n.split(".")[:-1] for n in names]
     common = []
     for parts in zip(*paths, strict=False):
@@ -181,7 +181,7 @@ def _drop_conflicting_ties(layout: TpLayout, tied: tuple[tuple[str, ...], ...]) 
 
 
 def styles_by_pattern(plan: Plan, layout: TpLayout) -> dict[str, str]:
-    """The styles by pattern of names. Raises InputError if layers of one pattern run differently."""
+    """Return the styles by pattern of names. Raises InputError if layers of one pattern run differently."""
     styles = merge_equal_layers(layout.styles)
     if styles is None:
         raise CannotHold(

@@ -59,7 +59,7 @@ def write_parallelize_module(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout
 
 
 def _can_split_tokens(layout: TpLayout, facts: ModelFacts, styles: Mapping[str, str]) -> bool:
-    """Whether every layer belongs to a group that gathers tokens before and scatters them after."""
+    """Return whether every layer belongs to a group that gathers tokens before and scatters them after."""
     others = [d for d in layout.differences if d.kind not in TOKENS_OR_GATHERED]
     columns = [g.columns for g in layout.groups if len(g.columns) == 1]
     return not (others or facts.unshared or columns or "sliced" in styles.values())
@@ -106,7 +106,7 @@ def _module_source(plan: Plan, layout: TpLayout, facts: ModelFacts, styles: Mapp
 
 
 def _input_style(s: SharedInput, tokens: bool) -> str:
-    """A PrepareModuleInput for the common input of several columns: one collective sums their gradients, or gathers `tokens`."""
+    """Return a PrepareModuleInput for the common input of several columns: one collective sums their gradients, or gathers `tokens`."""
 
     def layouts(placement: str) -> str:
         if s.position is None:

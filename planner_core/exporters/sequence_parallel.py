@@ -36,7 +36,7 @@ RANKS = 2
 
 
 def token_styles(plan: Plan, layout: TpLayout) -> dict[str, str]:
-    """The styles, by pattern, of modules with weights that run on a part of the tokens, and of Replicate embeddings."""
+    """Return the styles, by pattern, of modules with weights that run on a part of the tokens, and of Replicate embeddings."""
     styles: dict[str, str] = {}
     for block in plan.blocks.values():
         for name, site in block.sites.items():
@@ -57,7 +57,7 @@ def token_styles(plan: Plan, layout: TpLayout) -> dict[str, str]:
 
 
 def why_not_runnable(text: str, config: dict[str, Any]) -> str:
-    """The reason why the exported module cannot run a tiny model of this config on two ranks; "" if it can."""
+    """Return the reason why the exported module cannot run a tiny model of this config on two ranks; "" if it can."""
     try:
         (reason,) = run_ranks(_run_trial_step, 1, (text, config), timeout_s=TRIAL_S, backend=None)
     except RankFailed as error:

@@ -88,7 +88,7 @@ def _write_torchrun(plan: Plan) -> WrittenForm:
 
 
 def _import_writer(module: str, name: str) -> Callable[[Plan], WrittenForm]:
-    """The function of a module of this package that writes a form."""
+    """Return the function of a module of this package that writes a form."""
 
     def write(plan: Plan) -> WrittenForm:
         written: WrittenForm = getattr(import_module(f"planner_core.exporters.{module}"), name)(plan)

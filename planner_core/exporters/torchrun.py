@@ -125,7 +125,7 @@ def _placement_words(placements: Sequence[object], sizes: Sequence[int]) -> list
 
 
 def _gathered_weights(plan: Plan) -> dict[str, str]:
-    """The axes over which each weight is gathered for use, by the pattern of its name, without axes of one rank."""
+    """Return the axes over which each weight is gathered for use, by the pattern of its name, without axes of one rank."""
     words = {}
     for name, param in params_by_pattern(plan).items():
         axes = [plan.mesh.axis_names[a] for a in param.gathered if plan.mesh.axis_sizes[a] > 1]
@@ -171,7 +171,7 @@ def _write_imports(blocks: Blocks) -> str:
 
 
 def _blocks_key(blocks: Blocks) -> list[str]:
-    """The lines that say for which plan and inputs the blocks were written."""
+    """Return the lines that say for which plan and inputs the blocks were written."""
     if not blocks.source:
         return ["WRITTEN_FOR = {}  # no blocks: they are made when the script runs"]
     shapes = ", ".join(f'"{name}": {shape}' for name, shape in blocks.inputs.items())

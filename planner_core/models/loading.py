@@ -201,8 +201,8 @@ def package_versions() -> dict[str, str]:
 
 
 def model_identity(graph: Graph) -> dict[str, Any]:
-    """The fields by which a plan identifies its model. `versions`: of the packages that name its operators; a zoo model that was planned
-    without torch is that of its snapshot."""
+    """Return the fields by which a plan identifies its model. `versions`: of the packages that name its operators; a zoo model that was
+    planned without torch is that of its snapshot."""
     versions = package_versions()
     if graph.source.startswith("zoo:") and "torch" not in versions:
         versions = {**versions, "transformers": SNAPSHOT_TRANSFORMERS}
@@ -460,7 +460,7 @@ def _check_exported_sizes(model: str, graph: Graph, asked: Mapping[str, int | No
 
 
 def with_dtype(graph: Graph, dtype: str) -> Graph:
-    """The same graph with the other 16-bit type."""
+    """Return the same graph with the other 16-bit type."""
 
     def meta(m: TensorMeta) -> TensorMeta:
         return replace(m, dtype=dtype) if m.dtype == SNAPSHOT_DTYPES[0] else m

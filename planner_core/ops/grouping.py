@@ -86,7 +86,7 @@ def coarsen_block(block: Block) -> CoarseBlock:
 
 
 def _partial_values(block: Block) -> set[int]:
-    """The values that some row makes Partial, or passes on from a value that may be Partial."""
+    """Return the values that some row makes Partial, or passes on from a value that may be Partial."""
     inside = {o for i in block.items if isinstance(i, Op) for o in i.outputs}
     partial_values = {i for i, v in enumerate(block.values) if v.kind == "activation" and i not in inside}
     for op in block.ops:
@@ -118,7 +118,7 @@ def _group_to_join(block: Block, op: Op, home: Mapping[int, int], may_be_partial
 
 
 def _must_stand_alone(block: Block, op: Op) -> bool:
-    """Whether no dim of an op may be sharded, or not the first dim of its activation, which its result has too."""
+    """Return whether no dim of an op may be sharded, or not the first dim of its activation, which its result has too."""
     results = [block.values[o].meta.shape for o in op.outputs]
     given = [(k, block.values[i].meta.shape) for k, i in enumerate(op.inputs) if block.values[i].kind == "activation"]
     if is_heavy(op) or not given or not any(n > 1 for shape in results for n in shape):
@@ -137,7 +137,7 @@ def _is_widening_cast(block: Block, op: Op) -> bool:
 
 
 def _broadcasts_activation(block: Block, op: Op, tracked: list[int]) -> bool:
-    """Whether a result is larger than the activations, and may be sharded along a dim that they lack (one head for all, say)."""
+    """Return whether a result is larger than the activations, and may be sharded along a dim that they lack (one head for all, say)."""
     # Example: one key head spread over 32 query heads. In a group with its maker the 32-fold tensor would be redistributed.
     most = max(block.values[i].meta.num_bytes for i in tracked)
     # A result that is no larger than what it was made of costs no more to move after the op than before it.
@@ -199,7 +199,7 @@ def _has_weight(block: Block, op: Op) -> bool:
 
 
 def _order_groups(block: Block, members: list[list[int]]) -> tuple[Group | int, ...]:
-    """Each group at the place of its last op, so that all that it needs comes before it."""
+    """Return each group at the place of its last op, so that all that it needs comes before it."""
     nodes: list[tuple[int, Group | int]] = [(p, p) for p, i in enumerate(block.items) if isinstance(i, Call)]
     for ps in members:
         ops = [_op_at(block, p) for p in ps]

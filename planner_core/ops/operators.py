@@ -98,7 +98,7 @@ AS_RUN = "as run"
 
 
 def operand_bytes(count: int) -> BytesFn:
-    """The bytes of `count` tensors of the first operand's size."""
+    """Return the bytes of `count` tensors of the first operand's size."""
     return lambda local: count * local.ins[0]
 
 
@@ -191,5 +191,5 @@ def unknown_operator(fn: str) -> Operator:
 
 
 def writes_in_place(fn: str) -> bool:
-    """Whether a function (by canonical name) writes its first operand: `add_`, `setitem`."""
+    """Return whether a function (by canonical name) writes its first operand: `add_`, `setitem`."""
     return fn == "setitem" or (fn.endswith("_") and not fn.endswith("__"))

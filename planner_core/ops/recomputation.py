@@ -62,7 +62,7 @@ def last_saving(block: Block) -> int:
 
 
 def _multiplies_a_weight(block: Block, op: Op) -> bool:
-    """Whether an op is a product with a weight that saves only its operands. (A layer of experts saves more.)"""
+    """Return whether an op is a product with a weight that saves only its operands. (A layer of experts saves more.)"""
     if (
         operator(op.fn).kind not in (Kind.PRODUCT, Kind.CONVOLUTION)
         or op.saved_extra
@@ -77,7 +77,7 @@ def _is_matrix_weight(block: Block, value: int) -> bool:
 
 
 def _values_written_in_place(block: Block) -> set[int]:
-    """The values whose memory an op writes in place."""
+    """Return the values whose memory an op writes in place."""
     written = {root(block, op.inputs[0]) for op in block.ops if writes_in_place(op.fn) and op.inputs}
     return {v for op in block.ops for v in op.outputs if root(block, v) in written}
 

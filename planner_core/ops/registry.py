@@ -22,7 +22,7 @@ from planner_core.ops.work import Sizes, Work, work_of_parts
 
 
 def operators_by_name(operators: Iterable[Operator]) -> Mapping[str, Operator]:
-    """The operators by each of their spellings. Raises ValueError if two operators have the same spelling."""
+    """Return the operators by each of their spellings. Raises ValueError if two operators have the same spelling."""
     by_name: dict[str, Operator] = {}
     for one in operators:
         for name in (one.name, *one.spellings):
@@ -38,7 +38,7 @@ _BY_NAME = operators_by_name(OPERATORS)
 
 
 def operator(fn: str) -> Operator:
-    """The operator of a torch function, by any of its spellings. Its `known` is False if the catalogue lacks it.
+    """Return the operator of a torch function, by any of its spellings. Its `known` is False if the catalogue lacks it.
 
     A name that ends in `_` is the in-place form.
     """
@@ -46,17 +46,17 @@ def operator(fn: str) -> Operator:
 
 
 def known_functions() -> frozenset[str]:
-    """The canonical names of all operators."""
+    """Return the canonical names of all operators."""
     return frozenset(one.name for one in OPERATORS)
 
 
 def is_heavy(op: Op) -> bool:
-    """Whether the op leads a group of its own: a product, a lookup, a norm, attention, a scan or a loss."""
+    """Return whether the op leads a group of its own: a product, a lookup, a norm, attention, a scan or a loss."""
     return operator(op.fn).is_heavy
 
 
 def rule_of(op: Op, values: Sequence[Value]) -> Rule:
-    """The op's rule for its global shapes. Its `is_known` is False if the catalogue has no rule."""
+    """Return the op's rule for its global shapes. Its `is_known` is False if the catalogue has no rule."""
     return operator(op.fn).rule(op, _shapes(op.inputs, values), _shapes(op.outputs, values))
 
 
@@ -66,7 +66,7 @@ MAX_CACHED_ROWS = 4096
 
 
 def rows(op: Op, values: Sequence[Value]) -> tuple[Row, ...]:
-    """All rows of `op`. The first one is always Replicate."""
+    """Return all rows of `op`. The first one is always Replicate."""
     known = _CACHED_ROWS.get((id(op), id(values)))
     if known is not None:
         return known[2]
@@ -88,7 +88,7 @@ def _expand_rows(op: Op, values: Sequence[Value]) -> tuple[Row, ...]:
 
 
 def is_free(op: Op) -> bool:
-    """Whether the op moves no data: it is a view."""
+    """Return whether the op moves no data: it is a view."""
     one = operator(op.fn)
     if one.kind is Kind.CAST:
         return AS_RUN in op.attrs  # what would be cast is read in its own dtype
@@ -96,7 +96,7 @@ def is_free(op: Op) -> bool:
 
 
 def work_of(op: Op, values: Sequence[Value], chosen: Sequence[Row] = (), axis_sizes: Sequence[int] = ()) -> Work:
-    """The kernels that one GPU runs for `op`, forward and backward.
+    """Return the kernels that one GPU runs for `op`, forward and backward.
 
     Args:
         op: The op.
@@ -129,7 +129,7 @@ def work_of(op: Op, values: Sequence[Value], chosen: Sequence[Row] = (), axis_si
 
 
 def lookup_table_operand(op: Op) -> int | None:
-    """The operand of which the op reads only the rows that it looks up; None: it reads every operand in full."""
+    """Return the operand of which the op reads only the rows that it looks up; None: it reads every operand in full."""
     one = operator(op.fn)
     return (
         operand_position(op, one.lookup_argument, one.arguments.split().index(one.lookup_argument))
@@ -139,7 +139,7 @@ def lookup_table_operand(op: Op) -> int | None:
 
 
 def global_bytes(op: Op, values: Sequence[Value], splits: frozenset[str] = frozenset()) -> LocalBytes:
-    """The bytes of the op's global operands and results. `splits` are the names of the dims that count as split."""
+    """Return the bytes of the op's global operands and results. `splits` are the names of the dims that count as split."""
     ins, outs = ([values[i].meta for i in ids] for ids in (op.inputs, op.outputs))
     return LocalBytes(
         tuple(m.num_bytes for m in ins),
@@ -157,12 +157,13 @@ IN_PLACE = ("fused", "whole", "chunked")
 
 
 def extra_saved_bytes(op: Op) -> BytesFn | None:
-    """The function of the bytes that an op keeps instead of what capture saw; None: what capture saw."""
+    """Return the function of the bytes that an op keeps instead of what capture saw; None: what capture saw."""
     return None if AS_RUN in op.attrs or WHOLE_LOGITS in op.attrs else operator(op.fn).extra_saved_bytes
 
 
 def backward_workspace_bytes(op: Op) -> BytesFn | None:
-    """The function of the bytes that an op's backward uses for a moment. A gradient that takes the place of an operand saves as many."""
+    """Return the function of the bytes that an op's backward uses for a moment. A gradient that takes the place of an operand saves as
+    many."""
     how = op.attrs.get(AS_RUN)
     if how is None or not operator(op.fn).is_logits_loss:
         return operator(op.fn).backward_workspace_bytes
@@ -170,7 +171,7 @@ def backward_workspace_bytes(op: Op) -> BytesFn | None:
 
 
 def extra_bytes(op: Op, local: LocalBytes) -> int:
-    """Bytes that the op keeps (instead of what capture saw), plus those that its backward uses for a moment."""
+    """Return the bytes that the op keeps (instead of what capture saw), plus those that its backward uses for a moment."""
     return sum(
         count_bytes(local)
         for count_bytes in (extra_saved_bytes(op), backward_workspace_bytes(op))
@@ -179,7 +180,7 @@ def extra_bytes(op: Op, local: LocalBytes) -> int:
 
 
 def splits_saved_tensor(op: Op, name: str, saved_shape: tuple[int, ...], ins: Shapes) -> bool:
-    """Whether the split `name` also splits a tensor of shape `saved_shape` that the op keeps for backward."""
+    """Return whether the split `name` also splits a tensor of shape `saved_shape` that the op keeps for backward."""
     test = operator(op.fn).splits_saved
     return test is None or test(name, saved_shape, ins)
 

@@ -50,7 +50,7 @@ class Internal:
     share: float = 0.0
 
     def sized(self, ends: Sequence[Value]) -> tuple[Internal, ...]:
-        """The same collective with its size in bytes, or none. `ends` are the op's operands and results."""
+        """Return the same collective with its size in bytes, or none. `ends` are the op's operands and results."""
         if not self.sends:
             return (self,)
         sent = [ends[i] for i in self.sends]
@@ -61,7 +61,7 @@ class Internal:
         return (replace(self, num_bytes=self.num_bytes * item, sends=()),)
 
     def runs(self, n: int) -> int:
-        """How often it runs on an axis of n ranks."""
+        """Return how often it runs on an axis of n ranks."""
         return self.count + self.each_rank * n
 
 
@@ -129,7 +129,7 @@ class Row:
 
 
 def can_run_together(chosen: Sequence[Row], sizes: Sequence[int]) -> bool:
-    """Whether an operator can run these rows at once, one for each axis of these sizes (see `Split.excludes` and `Split.within`)."""
+    """Return whether an operator can run these rows at once, one for each axis of these sizes (see `Split.excludes` and `Split.within`)."""
     # Example: tokens are dealt to experts over one axis (`dispatch`). A second axis must not deal the same experts again.
     for i, row in enumerate(chosen):
         if any(other.name in row.excludes for k, other in enumerate(chosen) if i != k):
@@ -142,12 +142,12 @@ def can_run_together(chosen: Sequence[Row], sizes: Sequence[int]) -> bool:
 
 
 def unknown(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The rule of an op that the catalogue lacks: it runs Replicate, and `is_known` is False."""
+    """Return the rule of an op that the catalogue lacks: it runs Replicate, and `is_known` is False."""
     return Rule((), is_known=False)
 
 
 def expand_rule(rule: Rule, op: Op, values: Sequence[Value], summed_later: bool) -> tuple[Row, ...]:
-    """The rows of a rule. The first one is always Replicate.
+    """Return the rows of a rule. The first one is always Replicate.
 
     `summed_later`: the op may also run with a gradient that stays Partial (row "G").
     """
@@ -205,7 +205,7 @@ def _partial_row(op: Op, linear: tuple[int, ...], kinds: list[Value]) -> Row:
 
 
 def _late_sum_row(op: Op, kinds: list[Value]) -> Row:
-    """The row "G": the work is not split, and the gradient stays Partial, since every backward is linear in it.
+    """Return the row "G": the work is not split, and the gradient stays Partial, since every backward is linear in it.
 
     With it, the gradient of a table of positions is summed in the shape of the table, and not in that of a larger tensor that was
     made from the table.
@@ -217,12 +217,12 @@ def _late_sum_row(op: Op, kinds: list[Value]) -> Row:
 
 
 def split(name: str, ins: Sequence[DimOf], outs: Sequence[DimOf], *divides: int, bias: tuple[int, ...] = ()) -> Split:
-    """A split without fused parts or collectives of its own."""
+    """Return a split without fused parts or collectives of its own."""
     return Split(name, tuple(ins), tuple(outs), divides, bias)
 
 
 def operand_dim(shape: tuple[int, ...], rank: int, dim: int) -> DimOf:
-    """The dim of an operand that is dim `dim` of the broadcast result, or None if the operand is repeated along it."""
+    """Return the dim of an operand that is dim `dim` of the broadcast result, or None if the operand is repeated along it."""
     # Broadcasting aligns the last dims. Example: dim 2 of a result [2, 3, 4] is dim 0 of an operand [4], and no dim of [1].
     dim_of_operand = dim - (rank - len(shape))
     return dim_of_operand if dim_of_operand >= 0 and shape[dim_of_operand] > 1 else None
@@ -239,7 +239,7 @@ def broadcast_splits(ins: Shapes, out: tuple[int, ...], num_dims: int | None = N
 
 
 def dims_attr(op: Op, name: str, rank: int) -> tuple[int, ...]:
-    """A dim argument as non-negative ints. If it is missing or None, it means every dim."""
+    """Return a dim argument as non-negative ints. If it is missing or None, it means every dim."""
     value = op.attrs.get(name, op.attrs.get("dims"))
     if value is None:
         return tuple(range(rank))
@@ -248,12 +248,12 @@ def dims_attr(op: Op, name: str, rank: int) -> tuple[int, ...]:
 
 
 def dim_attr(op: Op, rank: int) -> int:
-    """The dim argument of a function whose default is the first."""
+    """Return the dim argument of a function whose default is the first."""
     return dims_attr(op, "dim", rank)[0] if op.attrs.get("dim") is not None else 0
 
 
 def changed_dim(op: Op, before: tuple[int, ...], after: tuple[int, ...]) -> int:
-    """The dim that is cut or joined: the one whose size changes; if none does, the dim argument."""
+    """Return the dim that is cut or joined: the one whose size changes; if none does, the dim argument."""
     return next((d for d, (a, b) in enumerate(zip(before, after, strict=True)) if a != b), dim_attr(op, len(before)))
 
 
@@ -266,11 +266,11 @@ def operand_position(op: Op, name: str, default: int | None = None) -> int | Non
 
 
 def int_attr(op: Op, name: str, default: int) -> int:
-    """A number argument."""
+    """Return a number argument."""
     value = op.attrs.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
 def ints(value: object) -> tuple[int, ...]:
-    """The numbers of an argument that is a tuple of them."""
+    """Return the numbers of an argument that is a tuple of them."""
     return tuple(v for v in value if isinstance(v, int)) if isinstance(value, tuple) else ()

@@ -40,8 +40,8 @@ class BlockStrategies:
 
 
 def block_strategies(coarse: CoarseBlock, whole: Set[ValueDim] = frozenset()) -> BlockStrategies:
-    """The rows of every group of `coarse`, without those that shard a dim in `whole`. Ops without a rule are listed in `unknown`, and run
-    Replicate."""
+    """Return the rows of every group of `coarse`, without those that shard a dim in `whole`. Ops without a rule are listed in `unknown`,
+    and run Replicate."""
     block = coarse.block
     table = {op.name: rows(op, block.values) for op in block.ops}
     if whole:
@@ -56,7 +56,7 @@ def block_strategies(coarse: CoarseBlock, whole: Set[ValueDim] = frozenset()) ->
 
 
 def graph_strategies(coarse: CoarseGraph) -> dict[str, BlockStrategies]:
-    """The strategies of the top block (named "") and of every repeated block. A weight that calls share is in the top block in the
+    """Return the strategies of the top block (named "") and of every repeated block. A weight that calls share is in the top block in the
     fused parts that it has inside the calls, so that all keep the same elements on a rank."""
     blocks = {"": coarse.top, **coarse.blocks}
     strategies = {name: block_strategies(block) for name, block in blocks.items()}
@@ -78,7 +78,7 @@ def graph_strategies(coarse: CoarseGraph) -> dict[str, BlockStrategies]:
 
 
 def free_tokens(strategies: Mapping[str, BlockStrategies]) -> dict[str, BlockStrategies]:
-    """The strategies of a superset of what an operator can run: a view may join sharded tokens however many samples there are.
+    """Return the strategies of a superset of what an operator can run: a view may join sharded tokens however many samples there are.
 
     Then a plan for fewer samples is a plan for more of them too. Example: [1, 8] to [8] in 4 parts moves nothing, and no mesh shards the
     tokens of [3, 8] to [24] (`Split.within`). No run has such a plan; its price bounds what all divisors of the samples may have.
@@ -100,7 +100,7 @@ def free_tokens(strategies: Mapping[str, BlockStrategies]) -> dict[str, BlockStr
 
 
 def _shared_weights(graph: Graph) -> dict[int, set[tuple[str, int]]]:
-    """The weights of the top block that calls get: each with the blocks that use it, and its number there."""
+    """Return the weights of the top block that calls get: each with the blocks that use it, and its number there."""
     read_at_top = {v for op in graph.top.ops for v in op.inputs}
     places: dict[int, set[tuple[str, int]]] = {}
     for call in graph.calls():
@@ -113,7 +113,7 @@ def _shared_weights(graph: Graph) -> dict[int, set[tuple[str, int]]]:
 
 
 def _sharded_dims(op: Op, row: Row) -> set[ValueDim]:
-    """The dims of the op's operands and results that the row shards."""
+    """Return the dims of the op's operands and results that the row shards."""
     ends = (*zip(op.inputs, row.inputs, strict=True), *zip(op.outputs, row.outputs, strict=True))
     return {(v, p.dim) for v, (p, _) in ends if isinstance(p, Shard)}
 
@@ -121,7 +121,7 @@ def _sharded_dims(op: Op, row: Row) -> set[ValueDim]:
 def _consistent_choices(
     block: Block, ops: tuple[Op, ...], table: Mapping[str, tuple[Row, ...]]
 ) -> tuple[tuple[Row, ...], ...]:
-    """Every choice of one row for each op in which all agree on every tensor that is made inside, in the order of the rows.
+    """Return every choice of one row for each op in which all agree on every tensor that is made inside, in the order of the rows.
 
     The choices are extended op by op. Each choice comes with the placements of the tensors that it makes.
     """
@@ -146,7 +146,7 @@ def _placements_match(produced: Pair, taken: Pair, grad: bool) -> bool:
 
 
 def _propagate_segments(block: Block, table: dict[str, tuple[Row, ...]]) -> SegmentMap:
-    """The sizes of fused parts (q, k, v in one projection), carried from the ops that cut them back to the weights.
+    """Return the sizes of fused parts (q, k, v in one projection), carried from the ops that cut them back to the weights.
 
     A row is removed from `table` if it mixes a fused dim with a dim of another size, or shards a fused dim at the boundary of the block
     or of one that it calls, or of a constant.
@@ -177,7 +177,7 @@ def _propagate_segments(block: Block, table: dict[str, tuple[Row, ...]]) -> Segm
 
 
 def _segments_cut_by(op: Op, row: Row) -> dict[ValueDim, tuple[int, ...]]:
-    """The fused dims that the op itself cuts apart, or knows."""
+    """Return the fused dims that the op itself cuts apart, or knows."""
     cut = {}
     for i, sizes in row.segments.items():
         placement, parts = row.inputs[i][0], tuple(n for n in sizes if n)  # an empty part needs no place
@@ -190,7 +190,8 @@ def _segments_cut_by(op: Op, row: Row) -> dict[ValueDim, tuple[int, ...]]:
 def _propagate_through_row(
     block: Block, op: Op, row: Row, segments: SegmentMap, passed: Collection[int]
 ) -> dict[ValueDim, tuple[int, ...]] | None:
-    """The fused dims that `row` adds, or None if it cannot keep the parts apart: activations that are `passed` to other blocks are not."""
+    """Return the fused dims that `row` adds, or None if it cannot keep the parts apart: activations that are `passed` to other blocks are
+    not."""
     ends = _sharded_dims(op, row)
     sizes = {segments[end] for end in ends if end in segments}
     if not sizes:

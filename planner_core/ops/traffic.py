@@ -39,7 +39,7 @@ class MemoryPasses:
     backward: tuple[float, ...]
 
     def mix(self, other: MemoryPasses, share: float) -> MemoryPasses:
-        """A mean of these and the other's, in which the other's have the weight `share`."""
+        """Return a mean of these and the other's, in which the other's have the weight `share`."""
 
         def mean(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
             return tuple((1 - share) * x + share * y for x, y in zip(a, b, strict=True))
@@ -53,7 +53,7 @@ MAX_CACHED_BLOCKS = 64
 
 
 def memory_passes(block: Block, fused: float) -> Mapping[str, MemoryPasses]:
-    """The passes of each op of a block, by name. `fused` is the share of the chains that is fused: 0 eager, 1 compiled."""
+    """Return the passes of each op of a block, by name. `fused` is the share of the chains that is fused: 0 eager, 1 compiled."""
     key = (id(block), fused)
     if key not in _CACHED_PASSES:
         # The block is stored with the result: as long as it lives, no other block can get its id.
@@ -71,7 +71,7 @@ def _count_passes(block: Block, fused: float) -> Mapping[str, MemoryPasses]:
 
 
 def find_norms(block: Block) -> list[tuple[Op, ...]]:
-    """The norms of a block that are several operators: those of one module, with a root of a mean of squares among them."""
+    """Return the norms of a block that are several operators: those of one module, with a root of a mean of squares among them."""
     scopes: dict[str, list[Op]] = {}
     for op in block.ops:
         scopes.setdefault(op.name.rpartition("/")[0], []).append(op)
@@ -84,7 +84,7 @@ def find_norms(block: Block) -> list[tuple[Op, ...]]:
 
 
 def _norm_kernels(block: Block) -> Mapping[str, MemoryPasses]:
-    """The passes of norms that run as one kernel each: nothing else is in their chains."""
+    """Return the passes of norms that run as one kernel each: nothing else is in their chains."""
     passes: dict[str, MemoryPasses] = {}
     for ops in find_norms(block):
         if all(op.attrs.get(AS_RUN) == NORM_KERNEL for op in ops):
@@ -109,7 +109,7 @@ float32 (`whole`) the exponentials are written first."""
 
 
 def _stated_passes(block: Block, op: Op, fused: bool) -> MemoryPasses | None:
-    """The passes that the catalogue gives for an op: over its first operand (a loss) or its result (a lookup)."""
+    """Return the passes that the catalogue gives for an op: over its first operand (a loss) or its result (a lookup)."""
     said = operator(op.fn).memory_passes
     if said is None:
         return None
@@ -217,7 +217,7 @@ class _FusedPasses:
         return self.source.get(value, value)
 
     def _is_made_in_chain(self, value: int, depth: int) -> bool:
-        """Whether a value is made in the chain of this depth."""
+        """Return whether a value is made in the chain of this depth."""
         op = self.maker.get(self._source(value))
         return op is not None and self._fuses(op) and self.depth[op.name] == depth
 

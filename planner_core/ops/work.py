@@ -104,7 +104,7 @@ class Attention:
         return upper - (0 if before is None else self._area(-before))
 
     def _area(self, shift: int) -> float:
-        """The integral over x from 0 to q_len of min(max(x + first + shift, 0), kv_len)."""
+        """Return the integral over x from 0 to q_len of min(max(x + first + shift, 0), kv_len)."""
         shift += self.first
 
         def below(y: int) -> float:
@@ -157,7 +157,7 @@ WorkFn: TypeAlias = Callable[[Op, Sizes], tuple[Part, ...]]
 
 
 def product_part(gemm: Gemm, left: Collection[int], right: Collection[int]) -> Part:
-    """A matrix product. `left` and `right` are the operands from which its two factors come."""
+    """Return a matrix product. `left` and `right` are the operands from which its two factors come."""
     # c [m, n] = a [m, k] @ b [k, n]. Backward: da [m, k] = dc [m, n] @ b.T sums over n; db [k, n] = a.T @ dc [m, n] sums over m.
     m, n, k = gemm.m, gemm.n, gemm.k
     of_left, of_right = replace(gemm, n=k, k=n), replace(gemm, m=k, n=n, k=m)
@@ -165,14 +165,14 @@ def product_part(gemm: Gemm, left: Collection[int], right: Collection[int]) -> P
 
 
 def grouped_product_part(gemm: GroupedGemm, left: Collection[int], right: Collection[int]) -> Part:
-    """A product of rows with the matrices of their groups."""
+    """Return a product of rows with the matrices of their groups."""
     # The gradient of the rows is a product with the matrices transposed; that of each matrix sums over the rows of its group.
     of_left, of_right = replace(gemm, n=gemm.k, k=gemm.n), replace(gemm, sums_rows=True)
     return Part(gemm, ((frozenset(left), of_left), (frozenset(right), of_right)))
 
 
 def fused_part(forward: Kernel, backward: Kernel, operands: Collection[int]) -> Part:
-    """A kernel whose backward is one kernel, which makes the gradients of all `operands` at once."""
+    """Return a kernel whose backward is one kernel, which makes the gradients of all `operands` at once."""
     return Part(forward, ((frozenset(operands), backward),))
 
 
@@ -196,7 +196,7 @@ class Work:
 
 
 def work_of_parts(parts: tuple[Part, ...], wanted: Collection[int], free: bool) -> Work:
-    """The kernels that run if the operands `wanted` get gradients."""
+    """Return the kernels that run if the operands `wanted` get gradients."""
     wants = frozenset(wanted)
     backward = tuple(kernel for part in parts for operands, kernel in part.backward if operands & wants)
     return Work(tuple(part.forward for part in parts), backward, free)

@@ -22,7 +22,8 @@ class MixesSamples(CannotRewrite):
 
 
 def other_model_error(site: str, what: str, versions: str, line: str = "") -> PlanMismatch:
-    """The error for an operator that differs from the plan. `line`: where it is in the model's code; `versions`: which libraries differ."""
+    """Return the error for an operator that differs from the plan. `line`: where it is in the model's code; `versions`: which libraries
+    differ."""
     at = f" at {line.rpartition('/')[2]}" if line else ""
     return PlanMismatch(
         f"{site}{at} {what}: the model does other operations than when it was planned (in eval mode, with other attributes, lengths, "

@@ -62,7 +62,7 @@ class ArrangedBlock:
 
 
 def with_llama_block(learner: Learner) -> tuple[Learner, str, str]:
-    """A learner whose model has a block with the seven weights, the block's name, and a sentence if it is another model."""
+    """Return a learner whose model has a block with the seven weights, the block's name, and a sentence if it is another model."""
     for name, block in learner.graph.blocks.items():
         if tuple(short_name(block.values[w].name) for w in weight_matrices(block)) == WEIGHTS:
             return learner, name, ""
@@ -92,7 +92,7 @@ def arrange_megatron(learner: Learner, devices: int, sequence: bool) -> Arranged
 
 @remember(64)
 def arrange_best(learner: Learner, devices: int) -> ArrangedBlock:
-    """The best plan on `devices` neighbours, the one of least time."""
+    """Return the best plan on `devices` neighbours, the one of least time."""
     learner, name, _ = with_llama_block(learner)
     planner = placing.on_neighbours(learner, devices)
     best = _search_and_arrange(
@@ -104,7 +104,7 @@ def arrange_best(learner: Learner, devices: int) -> ArrangedBlock:
 
 @remember(256)
 def arrange_by_hand(learner: Learner, devices: int, letters: tuple[str, ...]) -> ArrangedBlock | None:
-    """The seven weights placed by `letters`, the rest chosen to communicate least; None where that cannot run."""
+    """Return the seven weights placed by `letters`, the rest chosen to communicate least; None where that cannot run."""
     learner, name, _ = with_llama_block(learner)
     block = learner.graph.blocks[name]
     full = [block.values[w].name for w in weight_matrices(block)]
@@ -115,13 +115,13 @@ def arrange_by_hand(learner: Learner, devices: int, letters: tuple[str, ...]) ->
 
 
 def arrange_unrunnable(learner: Learner, devices: int, letters: tuple[str, ...]) -> ArrangedBlock:
-    """The seven weights so placed, where that cannot run: nothing is known of the tensors between."""
+    """Return the seven weights so placed, where that cannot run: nothing is known of the tensors between."""
     _, name, _ = with_llama_block(learner)
     return ArrangedBlock(name, devices, 1, dict(zip(WEIGHTS, letters, strict=True)), frozenset(), {}, (), None)
 
 
 def arrange_plan(learner: Learner, plan: Plan, planner: Planner) -> ArrangedBlock:
-    """The block under any plan of the learner's model; its neighbours are those of the axis of tensor parallelism, the last one."""
+    """Return the block under any plan of the learner's model; its neighbours are those of the axis of tensor parallelism, the last one."""
     _, name, _ = with_llama_block(learner)
     return _arrange_plan(plan, planner, name)
 
@@ -182,7 +182,7 @@ def _is_weight(block: Block, value: int) -> bool:
 
 
 def _wire_placements(block: Block, bp: BlockPlan, halves: tuple[_Half, _Half], axis: int) -> dict[tuple[int, str], str]:
-    """The placement of what runs from operator to operator, along one mesh axis."""
+    """Return the placement of what runs from operator to operator, along one mesh axis."""
 
     def site(i: int) -> tuple[str, str, str]:
         plan = bp.sites[block.ops[i].name]
@@ -201,7 +201,7 @@ def _wire_placements(block: Block, bp: BlockPlan, halves: tuple[_Half, _Half], a
 
 
 def _place_message(sent: BlockMessage, block: Block, halves: tuple[_Half, _Half]) -> PlacedMessage:
-    """The gate of an activation's message, or the weight of a weight's."""
+    """Return the gate of an activation's message, or the weight of a weight's."""
     index = {op.name: i for i, op in enumerate(block.ops)}
     if sent.weight:
         name = short_name(sent.weight)

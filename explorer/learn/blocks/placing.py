@@ -59,14 +59,14 @@ class PlacedBlock(Restriction):
 
 
 def on_neighbours(learner: Learner, devices: int) -> Planner:
-    """The learner's planner on `devices` GPUs of one node."""
+    """Return the learner's planner on `devices` GPUs of one node."""
     planner = learner.planner
     level = replace(planner.cluster.levels[0], size=devices)
     return planner.changed(cluster=replace(planner.cluster, levels=(level,)))
 
 
 def list_messages(plan: Plan, planner: Planner, name: str) -> tuple[BlockMessage, ...]:
-    """Every collective of one copy of a block under a plan, in one micro-batch and once a step."""
+    """Return every collective of one copy of a block under a plan, in one micro-batch and once a step."""
     model = replace(
         cost_model(planner.cluster, plan.mesh, planner.workload), workload=replace(planner.workload, accumulate=1)
     )
@@ -97,7 +97,7 @@ def _list_messages(model: CostModel, graph: Graph, plan: BlockPlan, name: str) -
 
 
 def _describe_move(m: Message, inputs: tuple[Edge, ...], outputs: tuple[Edge, ...]) -> str:
-    """What a message puts right, with the placements it goes between."""
+    """Return what a message puts right, with the placements it goes between."""
     if m.source is MessageSource.INSIDE:
         return m.what
     edge = (outputs if m.source is MessageSource.RESULT else inputs)[m.position]
@@ -108,7 +108,7 @@ def _describe_move(m: Message, inputs: tuple[Edge, ...], outputs: tuple[Edge, ..
 
 
 def _place_name(site: str) -> str:
-    """A short name for a place in a block: its module where it has a weight of its own, else the operation."""
+    """Return a short name for a place in a block: its module where it has a weight of its own, else the operation."""
     scope, slash, fn = site.removesuffix(".weight").rpartition("/")
     fn = fn.partition(".")[0] if slash else fn
     module = (scope or fn).rpartition(".")[2]
@@ -118,7 +118,7 @@ def _place_name(site: str) -> str:
 def compare_messages(
     mine: tuple[BlockMessage, ...], best: tuple[BlockMessage, ...]
 ) -> tuple[list[BlockMessage], list[BlockMessage]]:
-    """What only the first sends and what only the second, the slowest first."""
+    """Return what only the first sends and what only the second, the slowest first."""
     return _only_in_first(mine, best), _only_in_first(best, mine)
 
 

@@ -30,12 +30,12 @@ FORMER = [x.key for x in sorted((x for x in LESSONS if x.former), key=lambda les
 
 
 def key_of(text: str) -> str:
-    """The key that a text means: itself, or that of the lesson which once had this number; empty if no lesson has it."""
+    """Return the key that a text means: itself, or that of the lesson which once had this number; empty if no lesson has it."""
     if text.isascii() and text.isdecimal() and len(text) < 6:
         return FORMER[int(text) - 1] if 1 <= int(text) <= len(FORMER) else ""
     return text if any(x.key == text for x in LESSONS) else ""
 
 
 def by_key(key: str) -> Lesson:
-    """The lesson of a key that `key_of` gave."""
+    """Return the lesson of a key that `key_of` gave."""
     return next(x for x in LESSONS if x.key == key)

@@ -23,28 +23,28 @@ class StepSettings:
     recompute: str
 
     def of(self, workload: Workload) -> Workload:
-        """The workload that keeps this."""
+        """Return the workload that keeps this."""
         return replace(workload, optimizer=self.optimizer, precision=self.precision, recompute=self.recompute)
 
 
 def megatron_memory(
     learner: Learner, devices: int, sequence: bool = False, keeping: StepSettings | None = None
 ) -> dict[str, int] | None:
-    """Bytes by kind at the fullest moment under Megatron-LM (with sequence parallelism), None where the model's heads or
+    """Return the bytes by kind at the fullest moment under Megatron-LM (with sequence parallelism), None where the model's heads or
     tokens do not divide by `devices`."""
     cost = _plan_cost(learner, devices, "megatron-sp" if sequence else "megatron", keeping)
     return dict(cost.memory_bytes) if cost else None
 
 
 def smallest_memory(learner: Learner, devices: int, keeping: StepSettings | None = None) -> dict[str, int]:
-    """The same for the plan that needs the least memory, whatever it splits."""
+    """Return the same for the plan that needs the least memory, whatever it splits."""
     cost = _plan_cost(learner, devices, "", keeping)
     assert cost, "a plan that replicates everything can always run"
     return dict(cost.memory_bytes)
 
 
 def gathered_bytes(learner: Learner, devices: int) -> int:
-    """Bytes of other devices' tokens that one GPU gathers forward under sequence parallelism, for the inputs of its products."""
+    """Return the bytes of other devices' tokens that one GPU gathers forward under sequence parallelism, for the inputs of its products."""
     cost = _plan_cost(learner, devices, "megatron-sp", None)
     assert cost is not None, "call it where `megatron_memory` finds a plan"
     return sum(t.wire_bytes for t in cost.traffic if (t.phase, t.kind) == ("forward", "all_gather"))
@@ -53,8 +53,8 @@ def gathered_bytes(learner: Learner, devices: int) -> int:
 def peak_before_gradients(
     learner: Learner, devices: int, usual: bool, keeping: StepSettings | None = None
 ) -> tuple[int, int]:
-    """Bytes at the fullest moment before the first gradient, and the activations among them: under Megatron-LM where `usual`, else for
-    the smallest plan."""
+    """Return the bytes at the fullest moment before the first gradient, and the activations among them: under Megatron-LM where `usual`,
+    else for the smallest plan."""
     planned = _plan_blocks(learner, devices, "megatron" if usual else "", keeping)
     assert planned, "call it for a plan that there is"
     model, blocks = planned
@@ -73,7 +73,7 @@ def _plan_cost(learner: Learner, devices: int, method: str, keeping: StepSetting
 def _plan_blocks(
     learner: Learner, devices: int, method: str, keeping: StepSettings | None
 ) -> tuple[CostModel, dict[str, BlockPlan]] | None:
-    """The plan of a method, or without one that of least memory, with what prices it."""
+    """Return the plan of a method, or without one that of least memory, with what prices it."""
     problem = _make_problem(learner, devices, method, keeping)
     if not problem:
         return None

@@ -79,7 +79,7 @@ PLACED = BlockStyle({}, slots=True)
 
 
 def draw_block(case: ArrangedBlock, look: BlockStyle = PLAIN) -> Drawing:
-    """The picture of a state."""
+    """Return the picture of a state."""
     halves = [_draw_half(case, h, look) for h in look.halves]
     body = column(*halves, gap=10)
     band = _weights_band(case)
@@ -115,7 +115,7 @@ def _draw_half(case: ArrangedBlock, h: int, look: BlockStyle) -> Drawing:
 
 
 def _draw_fan(firsts: int, top: float) -> str:
-    """The wire's way to the first products, and back together."""
+    """Return the wire's way to the first products, and back together."""
     ys = [top + 16 + MATRIX_H / 2 + i * PITCH for i in range(firsts)]
     path = "".join(f"M{LEFT_EDGES['first'] - 7:.0f} {y:.1f}h{MATRIX_W + 14:.0f}" for y in ys)
     path += "".join(
@@ -130,7 +130,7 @@ def _draw_wire(mid: float) -> str:
 
 
 def _draw_skip(mid: float) -> str:
-    """The residual stream, past the half."""
+    """Return the residual stream, past the half."""
     start, end = LEFT_EDGES["start"] + RIBBON_W / 2, LEFT_EDGES["add"]
     return (
         f'<path d="M{start:.0f} {mid - RIBBON_H / 2:.1f}V26H{end:.0f}V{mid - 10:.1f}" fill="none" stroke="currentColor" '
@@ -161,7 +161,7 @@ MAX_SLICES = 8
 
 
 def _draw_ribbon(case: ArrangedBlock, h: int, place: str, mid: float) -> str:
-    """The tensor that runs here: [tokens, features], whole, in slices, or as terms."""
+    """Return the tensor that runs here: [tokens, features], whole, in slices, or as terms."""
     letter = case.wires.get((h, place))
     if letter is None:
         return ""
@@ -174,7 +174,7 @@ def _draw_ribbon(case: ArrangedBlock, h: int, place: str, mid: float) -> str:
 
 
 def draw_slices(width: float, height: float, letter: str, parts: int, across: bool) -> Drawing:
-    """A tensor under a placement; `across` puts its slices side by side."""
+    """Return a tensor under a placement; `across` puts its slices side by side."""
     if letter == "R" or parts == 1:
         return tile(width, height, ("R", None))
     if letter == "P":
@@ -185,7 +185,7 @@ def draw_slices(width: float, height: float, letter: str, parts: int, across: bo
 
 
 def _draw_matrix(case: ArrangedBlock, name: str, slot: bool) -> Drawing:
-    """A weight with its name and placement; one that can be placed by hand has all its looks, and shows one."""
+    """Return a weight with its name and placement; one that can be placed by hand has all its looks, and shows one."""
     mine = case.weights[name]
     if not slot:
         return _draw_weight(case, name, mine)
@@ -221,7 +221,7 @@ def _draw_weight(case: ArrangedBlock, name: str, letter: str) -> Drawing:
 
 
 def draw_mark(kind: str, backward: bool, description: str = "") -> Drawing:
-    """The sign of a collective: two letters on a plate that points the way its pass goes."""
+    """Return the sign of a collective: two letters on a plate that points the way its pass goes."""
     colour = KIND_COLOURS[kind]
     shape = "M0 9L8 0H36V18H8Z" if backward else "M0 0H28L36 9L28 18H0Z"
     title = f"<title>{html.escape(description)}</title>" if description else ""
@@ -234,7 +234,7 @@ def draw_mark(kind: str, backward: bool, description: str = "") -> Drawing:
 
 
 def _draw_marks(case: ArrangedBlock, h: int, mid: float) -> list[str]:
-    """Every message of a half that does not travel with gathered weights."""
+    """Return every message of a half that does not travel with gathered weights."""
     marks = []
     above: dict[tuple[str, bool], int] = {}
     for m in (m for m in case.messages if m.half == h and not carries_weight(case, m)):
@@ -266,7 +266,7 @@ def _mark_corner(m: PlacedMessage, h: int, mid: float, back: bool, k: int) -> tu
 
 
 def carries_weight(case: ArrangedBlock, m: PlacedMessage) -> bool:
-    """Whether a message brings a gathered weight, or takes its gradient away: these are shown together, in the band."""
+    """Return whether a message brings a gathered weight, or takes its gradient away: these are shown together, in the band."""
     return m.gate in case.gathered
 
 
@@ -279,7 +279,7 @@ def _gate_letter(x: float, mid: float, letter: str) -> str:
 
 
 def weight_traffic(messages: Iterable[PlacedMessage]) -> dict[tuple[str, str], int]:
-    """Bytes by phase and kind."""
+    """Return the bytes by phase and kind."""
     num_bytes: dict[tuple[str, str], int] = {}
     for m in messages:
         key = m.sent.phase, m.sent.kind
@@ -288,7 +288,7 @@ def weight_traffic(messages: Iterable[PlacedMessage]) -> dict[tuple[str, str], i
 
 
 def _weights_band(case: ArrangedBlock) -> Drawing | None:
-    """What brings the gathered weights: one message for all of a block, forward and backward, and one for their gradients."""
+    """Return what brings the gathered weights: one message for all of a block, forward and backward, and one for their gradients."""
     moved = weight_traffic(m for m in case.messages if carries_weight(case, m))
     if not moved:
         return None
@@ -309,7 +309,7 @@ def _draw_frame(box: Drawing) -> Drawing:
 
 
 def _draw_key(case: ArrangedBlock, look: BlockStyle) -> Drawing:
-    """What the signs mean, and how much each kind of message carries."""
+    """Return what the signs mean, and how much each kind of message carries."""
     shown = [m for m in case.messages if m.half in look.halves and not carries_weight(case, m)]
     kinds = [k for k in KIND_COLOURS if any(m.sent.kind == k for m in shown)]
     words = []

@@ -40,7 +40,7 @@ def board_film(
     beside: Sequence[Drawing] = (),
     note: str = "",
 ) -> Film:
-    """The film. A device has rows of `wide` places of `cell` by 30; `names` are the devices', `beside` stands in each frame on
+    """Return the film. A device has rows of `wide` places of `cell` by 30; `names` are the devices', `beside` stands in each frame on
     the left, `note` below all."""
     count, places = len(stops[0].held), len(stops[0].held[0])
     aside = max((b.width + 14 for b in beside), default=0.0)
@@ -86,5 +86,5 @@ def _corners(frames: Sequence[Drawing]) -> list[tuple[float, float]]:
 
 
 def matrix_chunks(matrix: Sequence[Sequence[float]], style: Style) -> list[Chunk]:
-    """The cells of a matrix, row by row."""
+    """Return the cells of a matrix, row by row."""
     return [(style, number(float(v))) for line in matrix for v in line]

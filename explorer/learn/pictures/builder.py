@@ -23,8 +23,8 @@ INSTRUCTIONS = "Drag a cut onto a matrix, or click both in turn. With keys: Tab 
 def draw_builder(
     case: ArrangedBlock, cost_words: str, seconds: NDArray[np.float64], memory: NDArray[np.float64]
 ) -> str:
-    """The picture with its cuts. `cost_words` say what the choice shown costs; `seconds` and `memory` [choices] are those of all choices,
-    the first weight's the slowest to change; a choice that cannot run is infinite."""
+    """Return the picture with its cuts. `cost_words` say what the choice shown costs; `seconds` and `memory` [choices] are those of all
+    choices, the first weight's the slowest to change; a choice that cannot run is infinite."""
     cuts = "".join(_cut_button(letter, case.devices) for letter in block.CUTS)
     drawn = svg(block.draw_block(case, block.PLACED), "The block with its seven weights, each of which can be cut")
     drawn = drawn.replace('role="img"', 'role="group"', 1)  # an image may hold nothing that takes the focus
@@ -49,7 +49,7 @@ def _cut_button(letter: str, devices: int) -> str:
 
 
 def choice_row(letters: Sequence[str]) -> int:
-    """The row of a choice among all."""
+    """Return the row of a choice among all."""
     order, number = list(block.CUTS), 0
     for letter in letters:
         number = 3 * number + order.index(letter)

@@ -29,7 +29,7 @@ def label(
 
 
 def swatch(colour: str, dotted: bool) -> Drawing:
-    """The colour of a piece or a band, for the key of a chart."""
+    """Return the colour of a piece or a band, for the key of a chart."""
     faint = ' fill-opacity="0.25"' if dotted else ""
     return Drawing(
         16, 14, f'<rect width="16" height="14" fill="{colour}"{faint}/>' + (dots(16, 14, colour, 5) if dotted else "")
@@ -93,7 +93,7 @@ def _draw_bar_head(bar: StackedBar, shown: Callable[[float], str]) -> Drawing:
 
 
 def piece(p: BarPiece, width: float, shown: Callable[[float], str]) -> Drawing:
-    """A piece of a bar, `width` wide."""
+    """Return a piece of a bar, `width` wide."""
     tip = f"<title>{html.escape(p.name)}: {html.escape(shown(p.value))}</title>"
     faint = ' fill-opacity="0.25"' if p.dotted else ""
     rect = f'<rect width="{max(width - 1, 0.5):.1f}" height="26" fill="{p.colour}"{faint}/>'
@@ -254,7 +254,7 @@ def _label_next_to(words: str, start: float, stop: float, y: float, left: bool, 
 
 
 def draw_span(width: float, words: str, colour: str, height: float = 30) -> Drawing:
-    """A span of time with its words."""
+    """Return a span of time with its words."""
     body = f'<rect width="{max(2.0, width - 1.5):.1f}" height="{height:.0f}" rx="2" fill="{colour}"/>'
     if words:
         body += (
@@ -265,7 +265,7 @@ def draw_span(width: float, words: str, colour: str, height: float = 30) -> Draw
 
 
 def nodes(groups: Sequence[int], per_node: int, words: str = "node") -> Drawing:
-    """The cluster: a frame per node, a square per GPU in the colour and number of its group."""
+    """Return the cluster: a frame per node, a square per GPU in the colour and number of its group."""
     count = -(-len(groups) // per_node)
     side = 30.0
     boxes = []

@@ -34,16 +34,16 @@ class CloudFrame:
         return self.left + (value - low) / (high - low) * self.width
 
     def y(self, value: Any) -> Any:
-        """How far from the top a value stands."""
+        """Return how far from the top a value stands."""
         return self.top + self.height - value / self.y_most * self.height
 
     def path(self, points: Sequence[tuple[float, float]], style: str) -> str:
-        """A line through points."""
+        """Return a line through points."""
         places = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
         return f'<path d="M{places}" fill="none" {style}/>'
 
     def draw(self, inside: Sequence[str], x_ticks: Sequence[float]) -> Drawing:
-        """The chart with its axes and names."""
+        """Return the chart with its axes and names."""
         foot = self.top + self.height
         axes = f'<path d="M{self.left} {self.top}V{foot}H{self.left + self.width}" stroke="{GREY}" fill="none"/>'
         numbers = [
@@ -56,12 +56,12 @@ class CloudFrame:
 
 
 def circle(x: float, y: float, radius: float, style: str) -> str:
-    """A dot or a ring, whichever `style` makes it."""
+    """Return a dot or a ring, whichever `style` makes it."""
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" {style}/>'
 
 
 def draw_candidates(candidates: Candidates, mine: int, best: int) -> Drawing:
-    """The candidates by communication and memory, with the front, and the rows `mine` and `best` marked."""
+    """Return the candidates by communication and memory, with the front, and the rows `mine` and `best` marked."""
     x, y = candidates.comm_s * 1e3, candidates.memory_bytes / units.GIB
     ok = np.isfinite(x) & np.isfinite(y)
     most_x = float(x[ok].max()) * 1.04 or 1.0

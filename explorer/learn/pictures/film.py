@@ -51,7 +51,7 @@ class Film:
             raise ValueError(f"a film of {stops} stops has cells of as many, and flights between two of them")
 
     def markup(self, alt: str) -> str:
-        """The film for the page: without JavaScript its first stop stands still."""
+        """Return the film for the page: without JavaScript its first stop stands still."""
         inside = self.still.body + "".join(map(_draw_cell, self.cells)) + "".join(map(_draw_flight, self.flights))
         said = "".join(_write_captions(i, words) for i, words in enumerate(self.said))
         picture = svg(Drawing(self.width, self.height, inside), alt)

@@ -74,7 +74,7 @@ class Sketch:
     why: str = ""
 
     def said(self, value: float) -> str:
-        """A value with its unit."""
+        """Return a value with its unit."""
         return f"{units.significant(value)} {self.unit}"
 
 
@@ -87,7 +87,7 @@ class Prediction:
     facts: Mapping[str, Any]
 
     def markup(self, why: str, replies: Mapping[str, str]) -> str:
-        """The sketch with an explanation of its truth, and a reply to each expected mistake by its name."""
+        """Return the sketch with an explanation of its truth, and a reply to each expected mistake by its name."""
         mistakes = tuple(replace(m, reply=replies[m.name]) for m in self.sketch.mistakes)
         return self.draw(replace(self.sketch, mistakes=mistakes, why=why))
 
@@ -196,7 +196,7 @@ def _stroke_of(line: int) -> str:
 
 
 def curve_scales(most: float) -> tuple[Callable[[float], float], Callable[[float], float]]:
-    """The coordinates of a curve's frame: of a place from 0 to 1 along its axis, and of a value."""
+    """Return the coordinates of a curve's frame: of a place from 0 to 1 along its axis, and of a value."""
     return lambda x: LEFT + x * (WIDTH - 20 - LEFT), lambda v: LOW_Y - v / most * (LOW_Y - TOP_Y)
 
 

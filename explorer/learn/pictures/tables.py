@@ -49,7 +49,7 @@ DOTTED = {"communication that shows", "all_gather", MEMORY_NAMES["grads"], MEMOR
 
 
 def draw_table(lines: Sequence[str]) -> str:
-    """The table of its lines: a head, a rule, and rows."""
+    """Return the table of its lines: a head, a rule, and rows."""
     head, rows, meant = read_rows(lines)
     return table(head, rows, meant)
 
@@ -68,7 +68,7 @@ def read_rows(lines: Sequence[str]) -> tuple[list[str], list[list[str]], int | N
 def draw_bars(
     lines: Sequence[str], shown: Callable[[float], str], limit: tuple[float, str] | None
 ) -> tuple[Drawing, str]:
-    """The bars of a table, and what they show in words."""
+    """Return the bars of a table, and what they show in words."""
     head, rows, _ = read_rows(lines)
     columns = [_read_column(name) for name in head[1:]]
     items = []
@@ -85,7 +85,7 @@ def draw_bars(
 
 
 def _read_column(words: str) -> tuple[str, str, bool]:
-    """A piece's name, its colour, and whether it is dotted."""
+    """Return a piece's name, its colour, and whether it is dotted."""
     match = COLUMN.fullmatch(words)
     assert match
     name, colour, dotted = match.groups()
@@ -93,16 +93,16 @@ def _read_column(words: str) -> tuple[str, str, bool]:
 
 
 def memory_head() -> Markup:
-    """The head of a table of bars whose pieces are the kinds of memory, with its rule."""
+    """Return the head of a table of bars whose pieces are the kinds of memory, with its rule."""
     names = " | ".join(MEMORY_NAMES[k] for k in MEMORY_KINDS)
     return Markup(f"| | {names} | mark |\n|{' - |' * (len(MEMORY_KINDS) + 2)}")
 
 
 def memory_cells(num_bytes: Mapping[str, float]) -> Markup:
-    """The cells of one GPU's memory by the kinds of `MEMORY_KINDS`; kinds that take nothing are left out."""
+    """Return the cells of one GPU's memory by the kinds of `MEMORY_KINDS`; kinds that take nothing are left out."""
     return Markup(" | ".join(str(num_bytes[k]) if num_bytes.get(k) else "" for k in MEMORY_KINDS))
 
 
 def keep_in_cell(value: object) -> object:
-    """A text that a lesson writes, with another sign where a bar would divide a cell: links and modules have any name."""
+    """Return a text that a lesson writes, with another sign where a bar would divide a cell: links and modules have any name."""
     return value.replace(" | ", " \u2223 ") if type(value) is str else value

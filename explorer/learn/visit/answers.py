@@ -24,7 +24,7 @@ GROUPS_BY_POINT = re.compile(r"\d{1,3}(?:\.\d{3})+,\d+", re.ASCII)
 
 
 def judge_answer(question: Question, text: str) -> tuple[int | None, str]:
-    """The option that was typed, and why it is right or wrong; None and a hint where no option expects it."""
+    """Return the option that was typed, and why it is right or wrong; None and a hint where no option expects it."""
     readings = read_numbers(text, question.unit)
     if not readings:
         unit = f" of {question.unit}" if question.unit else ""
@@ -49,7 +49,7 @@ def _hint(value: float, right: float) -> str:
 
 
 def read_numbers(text: str, unit: str = "") -> tuple[float, ...]:
-    """The numbers that a text may mean, in `unit`: `1 234,5`, `1,234.5`, `5/4`, `101 MB`.
+    """Return the numbers that a text may mean, in `unit`: `1 234,5`, `1,234.5`, `5/4`, `101 MB`.
 
     The comma of `1,900` may divide thousands or fractions, so both readings are given, thousands first. Empty where the text is not a
     number, or is one of another unit.
@@ -76,7 +76,7 @@ def _readings(text: str) -> tuple[float, ...]:
 
 
 def _unit_scale(typed: str, unit: str) -> float | None:
-    """How many of `unit` one of the typed unit is; None if it is of another kind."""
+    """Return how many of `unit` one of the typed unit is; None if it is of another kind."""
     given, wanted = " ".join(typed.lower().split()).rstrip("."), unit.lower()
     if not given or given.rstrip("s") == wanted.rstrip("s"):
         return 1.0

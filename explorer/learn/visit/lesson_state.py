@@ -105,7 +105,7 @@ def mark_solved(keys: Iterable[str]) -> None:
 
 
 def solved_lessons() -> list[Lesson]:
-    """The lessons whose question was answered right."""
+    """Return the lessons whose question was answered right."""
     return [x for x in LESSONS if state_of(x).solved]
 
 
@@ -139,6 +139,6 @@ def clear_address() -> None:
 
 
 def current_learner() -> Learner:
-    """The model and cluster of the settings."""
+    """Return the model and cluster of the settings."""
     request = state.plain_request()
     return Learner(request, state.uploaded_graph if is_uploaded_model(request.model) else None)

@@ -17,7 +17,7 @@ second run, which takes widgets whose values have not arrived yet for moved ones
 
 
 def read_progress(text: str) -> tuple[set[str], list[str]]:
-    """The keys of the lessons that such a text names, and the parts of it that name no lesson.
+    """Return the keys of the lessons that such a text names, and the parts of it that name no lesson.
 
     Numbers that lessons once had are understood, and ranges of them: `1,4-6`. A range with an unknown end, `3-99`, names no lesson.
     """
@@ -36,21 +36,21 @@ def read_progress(text: str) -> tuple[set[str], list[str]]:
 
 
 def from_cookie(text: str) -> set[str]:
-    """The solved lessons of the browser's `memory.collectives.cuts~2~1z141z4`."""
+    """Return the solved lessons of the browser's `memory.collectives.cuts~2~1z141z4`."""
     return read_progress(",".join(part for part in text.split(".") if "~" not in part))[0]
 
 
 def answers_from_cookie(text: str) -> dict[str, str]:
-    """The answers of the same text by the keys of their lessons, as `write_answer` wrote them."""
+    """Return the answers of the same text by the keys of their lessons, as `write_answer` wrote them."""
     parts = (part.partition("~") for part in text.split(".") if "~" in part)
     return {key: answer for key, _, answer in parts if key_of(key) == key}
 
 
 def write_answer(question: Question, option: int) -> str:
-    """An answer as a cookie keeps it: the option, and a sum of the question, since another model or control asks another one."""
+    """Return an answer as a cookie keeps it: the option, and a sum of the question, since another model or control asks another one."""
     return f"{option}~{zlib.crc32(repr((question.ask, question.options)).encode()):x}"
 
 
 def read_answer(question: Question, text: str) -> int | None:
-    """The option that was kept as `text`, if it answers this question."""
+    """Return the option that was kept as `text`, if it answers this question."""
     return next((i for i in range(len(question.options)) if write_answer(question, i) == text), None)

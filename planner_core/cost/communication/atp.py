@@ -48,7 +48,7 @@ class Span:
 
 
 def reductions(d1: int, d2: int, layer: Sequence[LayerMatrix]) -> tuple[LayerSum, ...]:
-    """Every all_reduce of one layer on a (d1, d2) mesh, forward in order, then backward in reverse.
+    """Return every all_reduce of one layer on a (d1, d2) mesh, forward in order, then backward in reverse.
 
     A column-first weight splits its outputs over axis 1 and its inputs over axis 2, a row-first one the other
     way round. A split input leaves partial sums in the result, a split output in the input's gradient.

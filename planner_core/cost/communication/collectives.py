@@ -51,7 +51,7 @@ class Algorithm:
 
 
 def wire_bytes(kind: str, num_bytes: int, n: int) -> int:
-    """Bytes that one of n ranks sends for a full tensor of `num_bytes`, by the ring formulas, rounded down.
+    """Return the bytes that one of n ranks sends for a full tensor of `num_bytes`, by the ring formulas, rounded down.
 
     Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH" (2005):
     all_gather and reduce_scatter send n-1 pieces of B/n, all_reduce both, all_to_all n-1 pieces of B/n². In a send_recv each rank
@@ -65,7 +65,7 @@ def wire_bytes(kind: str, num_bytes: int, n: int) -> int:
 
 
 def collective_time(kind: str, num_bytes: float, link: AxisLink, share: float = 1.0) -> tuple[float, str]:
-    """Seconds of one collective, and the name of the cheapest algorithm (`ring`, `hierarchical`, `pairwise`; `none` if nothing
+    """Return the seconds of one collective, and the name of the cheapest algorithm (`ring`, `hierarchical`, `pairwise`; `none` if nothing
     moves). If the tensor is only a `share` of one message, it gets that share of the message's time."""
     if num_bytes <= 0 or link.size == 1:
         _check_collective(kind, link.size)
@@ -86,7 +86,7 @@ def collective_times(kind: str, num_bytes: NDArray[np.generic], link: AxisLink, 
 
 @lru_cache(maxsize=4096)
 def algorithms(kind: str, link: AxisLink) -> tuple[Algorithm, ...]:
-    """Every way to run `kind` on an axis of two or more ranks, as NCCL does."""
+    """Return every way to run `kind` on an axis of two or more ranks, as NCCL does."""
     _check_collective(kind, link.size)
     if kind == "all_to_all":
         return (_pairwise(link),)
@@ -131,7 +131,7 @@ def _all_reduce(link: AxisLink) -> Algorithm:
 
 
 def _pairwise(link: AxisLink) -> Algorithm:
-    """Every rank sends B/n² to each other rank, all at once. Every level carries what leaves its units; the slowest level counts.
+    """Return every rank sends B/n² to each other rank, all at once. Every level carries what leaves its units; the slowest level counts.
 
     Source: pairwise exchange of Thakur et al. (2005). On one level this is (n-1)/n²·B / bandwidth. The exchanges are started
     together, so there is one latency and not n-1.

@@ -79,7 +79,7 @@ VOLUME_RATE = 1e9
 
 @lru_cache(maxsize=1024)
 def volume_link(size: int) -> AxisLink:
-    """A link on which only volume counts: one byte costs the same on every axis, and latencies are zero.
+    """Return a link on which only volume counts: one byte costs the same on every axis, and latencies are zero.
 
     A planner that does not know the topology assumes this (TAP).
     """
@@ -105,7 +105,7 @@ def _check_size(cluster: Cluster, mesh: DeviceMesh) -> None:
 
 
 def whole_mesh(mesh: DeviceMesh, pipe: PipelineAxis) -> DeviceMesh:
-    """The mesh of a whole pipeline, from that of one rank; its ranks are along the axis `pipe`."""
+    """Return the mesh of a whole pipeline, from that of one rank; its ranks are along the axis `pipe`."""
     if pipe.ranks == 1:
         return mesh
     return DeviceMesh(pipe.insert(mesh.axis_names, PIPE), pipe.insert(mesh.axis_sizes, pipe.ranks))
@@ -117,14 +117,14 @@ def rank_links(cluster: Cluster, mesh: DeviceMesh, pipe: PipelineAxis) -> tuple[
 
 
 def joint_links(cluster: Cluster, mesh: DeviceMesh, pipe: PipelineAxis) -> JointLinks:
-    """The link of every set of several axes of a mesh, or of the mesh of one of the ranks of a pipeline."""
+    """Return the link of every set of several axes of a mesh, or of the mesh of one of the ranks of a pipeline."""
     several = [axis for axis, size in enumerate(mesh.axis_sizes) if size > 1]
     sets = [axes for count in range(2, len(several) + 1) for axes in itertools.combinations(several, count)]
     return tuple((axes, link_along(cluster, mesh, axes, pipe)) for axes in sets)
 
 
 def link_along(cluster: Cluster, mesh: DeviceMesh, axes: tuple[int, ...], pipe: PipelineAxis) -> AxisLink:
-    """The link of the groups along some axes of a mesh, or of the mesh of one of the ranks of a pipeline."""
+    """Return the link of the groups along some axes of a mesh, or of the mesh of one of the ranks of a pipeline."""
     whole = whole_mesh(mesh, pipe)
     _check_size(cluster, whole)
     # The pipeline's axis stands among those of the whole mesh, behind `outer` of them.
@@ -133,13 +133,13 @@ def link_along(cluster: Cluster, mesh: DeviceMesh, axes: tuple[int, ...], pipe: 
 
 
 def pipe_link(cluster: Cluster, mesh: DeviceMesh, pipe: PipelineAxis) -> AxisLink:
-    """The links between neighbouring ranks of a pipeline of several; `mesh` is that of one rank."""
+    """Return the links between neighbouring ranks of a pipeline of several; `mesh` is that of one rank."""
     whole = whole_mesh(mesh, pipe)
     return axis_links(cluster, whole)[whole.axis_names.index(PIPE)]
 
 
 def _make_link(cluster: Cluster, sizes: tuple[int, ...], axes: tuple[int, ...]) -> AxisLink:
-    """The link of the groups along the axes `axes` of a mesh of `sizes`."""
+    """Return the link of the groups along the axes `axes` of a mesh of `sizes`."""
     # Neighbouring axes that are both in the groups, or both outside, are one: 4 x 2 x 8 along axis 0 is 4 x 16. So meshes share links.
     runs = itertools.groupby(range(len(sizes)), lambda axis: axis in axes)
     merged = [(is_along, math.prod(sizes[axis] for axis in run)) for is_along, run in runs]
@@ -219,7 +219,7 @@ def _list_stages(cluster: Cluster, rates: list[float], units: list[_Ranks], cros
 
 
 def _ring_hop_seconds(stages: tuple[Stage, ...]) -> float:
-    """Seconds of the hops of one turn of a ring through all units.
+    """Return the seconds of the hops of one turn of a ring through all units.
 
     With n ranks on N nodes, n - N hops stay inside a node and N hops lead to another node.
     """
@@ -232,7 +232,7 @@ def _ring_hop_seconds(stages: tuple[Stage, ...]) -> float:
 
 
 def _reduce_hop_seconds(stages: tuple[Stage, ...], summing: float) -> float:
-    """Seconds of the hops of an all_reduce: a ring inside a node, a tree up and down between nodes."""
+    """Return the seconds of the hops of an all_reduce: a ring inside a node, a tree up and down between nodes."""
     return sum(
         summing * (s.members - 1) * s.latency_s if s.inside else 2 * math.log2(s.members) * s.tree_latency_s
         for s in stages
@@ -250,12 +250,12 @@ def _units_touched(unit: _Ranks) -> _Ranks:
 
 
 def _max_ranks_in_unit(unit: _Ranks) -> int:
-    """The most ranks that one group has in one unit; `unit` [group, rank] ascends along each row."""
+    """Return the most ranks that one group has in one unit; `unit` [group, rank] ascends along each row."""
     return max(int(np.bincount(row - row.min()).max()) for row in unit)
 
 
 def _lies_evenly(unit: _Ranks) -> bool:
-    """Whether every group touches equally many units, each with equally many of its ranks."""
+    """Return whether every group touches equally many units, each with equally many of its ranks."""
     spread = _units_touched(unit)
     pieces = int(spread[0])
     if np.any(spread != pieces) or unit.shape[1] % pieces:
@@ -265,7 +265,7 @@ def _lies_evenly(unit: _Ranks) -> bool:
 
 
 def _busiest_unit_load(unit: _Ranks) -> tuple[int, int]:
-    """What leaves the busiest unit: the number of rings (one for each group with ranks inside and outside), and of pieces of an
+    """Return what leaves the busiest unit: the number of rings (one for each group with ranks inside and outside), and of pieces of an
     all_to_all. A group of n with g ranks inside the unit sends g·(n-g) pieces of B/n² out of it.
     """
     number, size = unit.shape

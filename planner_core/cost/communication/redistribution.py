@@ -53,11 +53,12 @@ class Redistributions:
     local: NDArray[np.bool_]
 
     def code(self, placements: Placements) -> int:
-        """The number of a placement."""
+        """Return the number of a placement."""
         return encode(placements, self.rank)
 
     def steps(self, src: Placements, dst: Placements) -> tuple[Step, ...]:
-        """The moves from `src` to `dst`, in order. Raises ValueError if there are none, also where the tensor lacks a dim that is split."""
+        """Return the moves from `src` to `dst`, in order. Raises ValueError if there are none, also where the tensor lacks a dim that is
+        split."""
         if any(isinstance(p, Shard) and p.dim >= self.rank for p in (*src, *dst)):
             raise ValueError(f"no way from {src} to {dst} of a tensor of {self.rank} dims")
         at, end = self.code(src), self.code(dst)
@@ -85,7 +86,7 @@ def encode(placements: Placements, rank: int) -> int:
 
 
 def decode(code: int, rank: int, num_axes: int) -> Placements:
-    """The inverse of `encode`."""
+    """Return the inverse of `encode`."""
     digits = []
     for _ in range(num_axes):
         code, d = divmod(code, 2 + rank)
@@ -107,7 +108,7 @@ def step_bytes(
 def splits_evenly(
     shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...], segments: Segments = ()
 ) -> bool:
-    """Whether every device gets an equal share of every sharded dim, and of each of its fused parts."""
+    """Return whether every device gets an equal share of every sharded dim, and of each of its fused parts."""
     parts = dict(segments)
     for d, extent in enumerate(shape):
         n = math.prod(s for p, s in zip(placements, sizes, strict=True) if p == Shard(d))
@@ -127,7 +128,7 @@ def all_redistributions(
     weight: bool = False,
     joint: JointLinks = (),
 ) -> Redistributions:
-    """Every redistribution of a tensor of global `shape` on a mesh of `sizes`. The tensor is a `share` of each message. Parts of a
+    """Return every redistribution of a tensor of global `shape` on a mesh of `sizes`. The tensor is a `share` of each message. Parts of a
     `weight` may differ in length (`needs_uneven_split`), and sums of its gradient over axes of `joint` are one all_reduce each."""
     rank, axes, joint = len(shape), len(sizes), joint if weight else ()
     single = _single_moves(rank, axes, tuple(d for d in range(rank) if shape[d] > 1))
@@ -169,7 +170,7 @@ def all_redistributions(
 def _is_uneven_split_allowed(
     shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...], segments: Segments
 ) -> bool:
-    """Whether each dim has equal parts, or is cut by one axis into parts that may differ."""
+    """Return whether each dim has equal parts, or is cut by one axis into parts that may differ."""
     fused = dict(segments)
     for d, extent in enumerate(shape):
         cuts = [n for p, n in zip(placements, sizes, strict=True) if p == Shard(d) and n > 1]
@@ -188,7 +189,7 @@ def _uneven_moves(
     src: NDArray[np.int64],
     dst: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The moves on `axis` that can be made where parts may differ in length, and their bytes. Such parts are gathered, reduced or
+    """Return the moves on `axis` that can be made where parts may differ in length, and their bytes. Such parts are gathered, reduced or
     cut off, but not exchanged and not padded with zeros."""
     moves: list[tuple[int, int, int]] = []
     for i, j in zip(src.tolist(), dst.tolist(), strict=True):

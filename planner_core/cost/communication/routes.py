@@ -71,7 +71,7 @@ def _between_stages(plan: Plan, phases: Iterable[str]) -> Iterator[tuple[int, in
 
 
 def sent_per_gpu(plan: Plan) -> int:
-    """Bytes that one GPU sends in a step: in collectives, and of a plan with stages what it hands to others at most."""
+    """Return the bytes that one GPU sends in a step: in collectives, and of a plan with stages what it hands to others at most."""
     out = Counter[int]()
     for src, _, num_bytes in _between_stages(plan, PHASES):
         out[src] += int(num_bytes)
@@ -94,7 +94,7 @@ def route(t: Traffic, mesh: DeviceMesh, link: AxisLink) -> tuple[Ints, Ints, Flo
 
 
 def hops(algorithm: str, size: int, members: Sequence[int] = (), both_ways: bool = True) -> Hops:
-    """The messages of one algorithm in a group of `size` ranks. `members` are the units per level, innermost first, if the group
+    """Return the messages of one algorithm in a group of `size` ranks. `members` are the units per level, innermost first, if the group
     lies evenly on them. Raises ValueError for an unknown algorithm."""
     here = np.arange(size, dtype=np.int64)
     if algorithm == "ring":

@@ -22,7 +22,7 @@ AS_RUN_MARK = "as_run"
 
 
 def graph_as_run(graph: Graph, gpu: Gpu, workload: Workload) -> Graph:
-    """The graph as it runs. One that is so already stays as it is. Raises InputError for a loss that the model does not have."""
+    """Return the graph as it runs. One that is so already stays as it is. Raises InputError for a loss that the model does not have."""
     if AS_RUN_MARK in graph.workload:
         return graph
     software = workload.resolved()
@@ -44,7 +44,8 @@ def graph_as_run(graph: Graph, gpu: Gpu, workload: Workload) -> Graph:
 
 
 def _with_packed_qkv(block: Block) -> Block:
-    """The block whose attention keeps three tensors more: what q and k were made of, and its result in the order of the next product."""
+    """Return the block whose attention keeps three tensors more: what q and k were made of, and its result in the order of the next
+    product."""
     packed = {
         op.name: replace(op, saved_extra=(*op.saved_extra, *(block.values[op.inputs[0]].meta,) * 3))
         for _, op in _find_attentions([block])
@@ -53,7 +54,7 @@ def _with_packed_qkv(block: Block) -> Block:
 
 
 def _recompute_whole_block(block: Block) -> Block:
-    """A block whose recomputation reaches its last operator: that one keeps a number, for which the others are run again."""
+    """Return a block whose recomputation reaches its last operator: that one keeps a number, for which the others are run again."""
     last = max((k for k, item in enumerate(block.items) if isinstance(item, Op)), default=-1)
     op = block.items[last] if block.items else None
     if not isinstance(op, Op):
@@ -63,7 +64,7 @@ def _recompute_whole_block(block: Block) -> Block:
 
 
 def keeps_other_tensors(graph: Graph, gpu: Gpu, workload: Workload) -> bool:
-    """Whether operators of a graph keep other tensors as it runs than as it was captured."""
+    """Return whether operators of a graph keep other tensors as it runs than as it was captured."""
     other = graph_as_run(graph, gpu, workload)
     every = zip((graph.top, *graph.blocks.values()), (other.top, *other.blocks.values()), strict=True)
     return any(
@@ -74,7 +75,7 @@ def keeps_other_tensors(graph: Graph, gpu: Gpu, workload: Workload) -> bool:
 
 
 def attentions_by_kernel(graph: Graph, gpu: Gpu, workload: Workload) -> dict[str, list[tuple[Block, Op]]]:
-    """The attentions of a graph by the kernel that each takes."""
+    """Return the attentions of a graph by the kernel that each takes."""
     stated, by_kernel = workload.resolved().attention, dict[str, list[tuple[Block, Op]]]()
     for block, op in _find_attentions((graph.top, *graph.blocks.values())):
         by_kernel.setdefault(attention_kernel(op, block.values, stated, gpu), []).append((block, op))
@@ -98,7 +99,7 @@ def _with_kernels(block: Block, stated: str, gpu: Gpu) -> Block:
 
 
 def _with_math_kernel(block: Block, op: Op) -> Op:
-    """An attention that runs as products and a softmax in float32: it keeps both factors of both products, in float32 (torch's
+    """Return an attention that runs as products and a softmax in float32: it keeps both factors of both products, in float32 (torch's
     `_scaled_dot_product_attention_math`). Example: T5-large with 8 samples of 512 tokens keeps 185 MB a layer, where a fused kernel keeps
     42 MB."""
     q, k, v = (block.values[i].meta for i in op.inputs[:3])
@@ -108,7 +109,7 @@ def _with_math_kernel(block: Block, op: Op) -> Op:
 
 
 def _with_softmax(block: Block, op: Op) -> Op:
-    """An attention with a softmax kernel of its own: it keeps the operands, and the softmax in their dtype."""
+    """Return an attention with a softmax kernel of its own: it keeps the operands, and the softmax in their dtype."""
     q, k = (block.values[i].meta for i in op.inputs[:2])
     scores = TensorMeta((*q.shape[:-1], k.shape[-2]), q.dtype)
     return replace(op, saved=op.inputs[:3], saved_extra=(scores,))

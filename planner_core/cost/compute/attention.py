@@ -23,7 +23,7 @@ the second product reads. Backward: the gradient is written, read with the resul
 
 @lru_cache(maxsize=20_000)
 def attention_seconds(kernel: Attention, name: str, dtype: str, gpu: Gpu) -> float:
-    """Seconds of one run of an attention kernel `name` (one of `ATTENTION` in core/workload/options.py).
+    """Return the seconds of one run of an attention kernel `name` (one of `ATTENTION` in core/workload/options.py).
 
         seconds = FLOPs under the mask / (peak · the kernel's share) · (1 + ramp_keys / keys) · (1 + units / tiles)
 
@@ -43,8 +43,8 @@ def attention_seconds(kernel: Attention, name: str, dtype: str, gpu: Gpu) -> flo
 
 
 def _math_seconds(kernel: Attention, gpu: Gpu) -> float:
-    """Seconds of attention as products and a softmax in float32: two products forward and four backward, of all pairs, and passes over the
-    scores."""
+    """Return the seconds of attention as products and a softmax in float32: two products forward and four backward, of all pairs, and
+    passes over the scores."""
     scores = kernel.batch * kernel.heads * kernel.q_len * kernel.kv_len
     products = (2 if kernel.backward else 1) * 2 * scores * (kernel.head_dim + kernel.value_dim)
     passes = BACKWARD_PASSES if kernel.backward else FORWARD_PASSES
@@ -52,7 +52,7 @@ def _math_seconds(kernel: Attention, gpu: Gpu) -> float:
 
 
 def _softmax_seconds(kernel: Attention, dtype: str, gpu: Gpu) -> float:
-    """Seconds of attention as products of all pairs in the dtype that computes, with one softmax kernel between them."""
+    """Return the seconds of attention as products of all pairs in the dtype that computes, with one softmax kernel between them."""
     scores = kernel.batch * kernel.heads * kernel.q_len * kernel.kv_len
     products = (2 if kernel.backward else 1) * 2 * scores * (kernel.head_dim + kernel.value_dim)
     passes = SOFTMAX_BACKWARD if kernel.backward else SOFTMAX_FORWARD

@@ -24,7 +24,7 @@ SOURCE, SINK = "given", "needed"
 
 
 def compiled_block(block: Block) -> Block:
-    """The block with what its operators keep if it is compiled."""
+    """Return the block with what its operators keep if it is compiled."""
     needed = {v for op in block.ops for v in _needed_activations(block, op)}
     cut = _minimum_cut(block, needed)
     items, first = [], dict[int, str]()
@@ -45,12 +45,12 @@ def compiled_block(block: Block) -> Block:
 
 
 def _keeps_value(block: Block, op: Op, value: int, cut: set[int]) -> bool:
-    """Whether an operator goes on to keep a value: one of the cut that it reads for a kernel that is not fused, or makes."""
+    """Return whether an operator goes on to keep a value: one of the cut that it reads for a kernel that is not fused, or makes."""
     return root(block, value) in cut and (value in op.outputs or not _is_recomputed(op))
 
 
 def _needed_activations(block: Block, op: Op) -> set[int]:
-    """The activations that the backward of an operator reads."""
+    """Return the activations that the backward of an operator reads."""
     if not any(block.values[o].grad for o in op.outputs):
         return set()
     return {r for v in op.saved if block.values[r := root(block, v)].kind == "activation"}
@@ -61,7 +61,7 @@ def _is_recomputed(op: Op) -> bool:
 
 
 def _minimum_cut(block: Block, needed: set[int]) -> set[int]:
-    """The values to keep. Each value is two vertices, and what it takes to keep it is the capacity between them."""
+    """Return the values to keep. Each value is two vertices, and what it takes to keep it is the capacity between them."""
     import networkx as nx  # takes 0.1 s, and few requests compile
 
     net: nx.DiGraph = nx.DiGraph()

@@ -16,7 +16,7 @@ from planner_core.ops import AS_RUN, NORM_KERNEL, Kind, find_norms, operator
 
 
 def with_norm_kernels(block: Block) -> Block:
-    """The block with each norm of several operators as one kernel."""
+    """Return the block with each norm of several operators as one kernel."""
     values, changed = list(block.values), dict[str, Op]()
     for ops in find_norms(block):
         maker = {v: op for op in ops for v in op.outputs}

@@ -36,13 +36,13 @@ the number of its moments."""
 
 
 def optimizer_passes(workload: Workload, kernels: str) -> OptimizerPasses:
-    """The passes of one update by `kernels` (`OPTIMIZER_KERNELS`). A fused kernel reads and writes each state once."""
+    """Return the passes of one update by `kernels` (`OPTIMIZER_KERNELS`). A fused kernel reads and writes each state once."""
     moments = OPTIMIZERS[workload.optimizer]
     return OptimizerPasses(2, 2 * moments, 1, 0, 1) if kernels == "fused" else ONE_BY_ONE[moments]
 
 
 def optimizer_bytes(item: int, workload: Workload, kernels: str) -> dict[str, int]:
-    """Bytes of memory that the update of one parameter of `item` bytes in compute dtype reads and writes, by what they are.
+    """Return the bytes of memory that the update of one parameter of `item` bytes in compute dtype reads and writes, by what they are.
 
     Clipping passes over the gradient, and the working copy is written again. Example: fused AdamW in mixed precision moves 28 bytes for a
     parameter. One by one its operators move 80.
@@ -59,7 +59,7 @@ def optimizer_bytes(item: int, workload: Workload, kernels: str) -> dict[str, in
 
 
 def optimizer_seconds(elements: Array, item: int, model: CostModel) -> Array:
-    """Seconds to update a weight of `elements` parameters of `item` bytes in compute dtype.
+    """Return the seconds to update a weight of `elements` parameters of `item` bytes in compute dtype.
 
     Moments that the host keeps come to the GPU and go back, one after the other. Example: 500 million parameters have 4 GB of moments in
     float32; over 51.2 GB/s both ways take 156 ms.
@@ -94,7 +94,8 @@ def check_offload(workload: Workload, cluster: Cluster) -> None:
 
 
 def weight_handout_seconds(ranks: Array, model: CostModel) -> Array:
-    """Seconds to hand out one updated weight that `ranks` ranks hold in parts, if the run does so tensor by tensor and rank by rank.
+    """Return the seconds to hand out one updated weight that `ranks` ranks hold in parts, if the run does so tensor by tensor and rank by
+    rank.
 
     InternEvo broadcasts each rank's tensors over a ring of all ranks, and nanotron copies each rank's part of each tensor out of what
     was gathered. Both take `Timing.rank_call_s` for each tensor and rank. Buckets cost none of this (`Workload.rank_by_rank`).

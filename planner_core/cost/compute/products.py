@@ -36,7 +36,7 @@ MEMORY_SHARE = 0.9
 
 @lru_cache(maxsize=100_000)
 def product_seconds(kernel: Gemm | GroupedGemm, dtype: str, gpu: Gpu) -> float:
-    """Seconds of one product kernel with the shapes that one GPU holds."""
+    """Return the seconds of one product kernel with the shapes that one GPU holds."""
     m, n, k, batch = _shape_of(kernel)
     if min(m, n, k, batch) < 1:
         return 0.0
@@ -45,7 +45,7 @@ def product_seconds(kernel: Gemm | GroupedGemm, dtype: str, gpu: Gpu) -> float:
 
 
 def work_seconds(kernel: Gemm | GroupedGemm, dtype: str, gpu: Gpu) -> float:
-    """Seconds of the multiply-adds of a product, without its memory traffic."""
+    """Return the seconds of the multiply-adds of a product, without its memory traffic."""
     m, n, k, batch = _shape_of(kernel)
     if gpu.products.waves:
         return min(_wave_seconds(m, n, k, batch, tile, split, dtype, gpu) for tile in TILES for split in SPLITS)
@@ -63,7 +63,7 @@ def _shape_of(kernel: Gemm | GroupedGemm) -> tuple[float, float, float, int]:
 def _wave_seconds(
     m: float, n: float, k: float, batch: int, tile: tuple[int, int, bool], split: int, dtype: str, gpu: Gpu
 ) -> float:
-    """Seconds of whole waves of one `tile` over the GPU's units, with k split into `split` parts."""
+    """Return the seconds of whole waves of one `tile` over the GPU's units, with k split into `split` parts."""
     rows, columns, small = tile
     form, rate = gpu.products, gpu.flops_per_s(dtype)
     # The units begin a wave together, so a last wave with one tile takes as long as a full one.

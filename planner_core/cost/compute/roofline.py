@@ -46,27 +46,27 @@ class OpWork:
 
 
 def op_work(op: Op, values: tuple[Value, ...]) -> OpWork:
-    """The work of `op` on its global shapes."""
+    """Return the work of `op` on its global shapes."""
     work = work_of(op, values)
     backward = any(values[i].grad for i in op.outputs)
     return OpWork(work.flops, work.backward_flops, dtype_of(op, values), work.free, backward)
 
 
 def dtype_of(op: Op, values: Sequence[Value]) -> str:
-    """The dtype in which an operator computes."""
+    """Return the dtype in which an operator computes."""
     return values[op.outputs[0]].meta.dtype if op.outputs else "float32"
 
 
 def has_kernels(op: Op) -> bool:
-    """Whether an operator has kernels whose time depends on shapes. Else its time follows from its bytes."""
+    """Return whether an operator has kernels whose time depends on shapes. Else its time follows from its bytes."""
     return operator(op.fn).work is not None
 
 
 def kernel_seconds(
     op: Op, values: Sequence[Value], chosen: Sequence[Row], model: CostModel, chunks: int = 1
 ) -> tuple[float, float]:
-    """Seconds forward and backward of the operator's kernels. `chosen` has the row that it runs on each mesh axis. `chunks`: into how
-    many parts of its result's last dim a product is cut in forward."""
+    """Return the seconds forward and backward of the operator's kernels. `chosen` has the row that it runs on each mesh axis. `chunks`:
+    into how many parts of its result's last dim a product is cut in forward."""
     work: Work = work_of(op, values, chosen, model.sizes)
     dtype, whole = dtype_of(op, values), operator(op.fn).kind in OWN_KERNEL
     fullest = model.fullest(chosen)
@@ -78,7 +78,7 @@ def kernel_seconds(
 
 
 def op_time(op: Op, kernels: tuple[Array, Array], moved: tuple[Array, Array], model: CostModel) -> tuple[Array, Array]:
-    """Seconds forward and backward of an operator on one GPU.
+    """Return the seconds forward and backward of an operator on one GPU.
 
     `kernels`: seconds of its kernels forward and backward. `moved`: bytes that it reads and writes, forward and backward. All
     four arrays, and both results, have the same shape.
@@ -96,8 +96,8 @@ def _device_seconds(op: Op, kernels: Array, moved: Array, model: CostModel) -> A
 
 
 def _one_kernel_seconds(kernel: Kernel, dtype: str, whole: bool, attention: str, model: CostModel) -> float:
-    """Seconds of one kernel. `whole`: with the bytes of its operands and result, if these are not counted elsewhere. `attention`: the
-    kernel of an attention."""
+    """Return the seconds of one kernel. `whole`: with the bytes of its operands and result, if these are not counted elsewhere.
+    `attention`: the kernel of an attention."""
     gpu = model.cluster.gpu
     if isinstance(kernel, Attention):
         once = attention_seconds(kernel, attention, dtype, gpu)

@@ -28,7 +28,7 @@ ALIGNED = {True: 8, False: 4}
 
 
 def attention_kernel(op: Op, values: Sequence[Value], stated: str, gpu: Gpu) -> str:
-    """The kernel of an attention. `stated`: that of the run's software, or "sdpa", with or without a release of torch."""
+    """Return the kernel of an attention. `stated`: that of the run's software, or "sdpa", with or without a release of torch."""
     if not stated.startswith(TORCH_ATTENTION):
         return stated
     first = gpu.attention.torch if gpu.attention.torch != CUDNN or asks_cudnn_first(stated) else FLASH
@@ -57,7 +57,7 @@ def asks_cudnn_first(stated: str) -> bool:
 
 
 def why_math(op: Op, block: Block) -> str:
-    """Why an attention takes the math kernel, and what would do; a part of a sentence."""
+    """Return why an attention takes the math kernel, and what would do; a part of a sentence."""
     mask = block.values[op.inputs[3]] if len(op.inputs) > 3 else None
     if mask is not None and mask.grad:
         return "its bias gets a gradient, and its heads lie innermost: .contiguous() on the bias lets the efficient kernel run"

@@ -25,7 +25,7 @@ EAGER, FUSED, WHOLE, GATHERED, CHUNKED, COMPILED = "eager", "fused", "whole", "g
 
 
 def with_stated_loss(graph: Graph, stated: str, compiled: bool) -> Graph:
-    """The graph with its loss computed as stated. `compiled`: the loss is in a compiled block. Raises InputError for a model without
+    """Return the graph with its loss computed as stated. `compiled`: the loss is in a compiled block. Raises InputError for a model without
     such a loss."""
     kind, _, parts = stated.partition(":")
     kind = COMPILED if compiled and kind == EAGER else kind
@@ -89,7 +89,7 @@ def _replace_loss(block: Block, loss: Op, kind: str, parts: int) -> Block:
 
 
 def _logits_dtype(block: Block, loss: Op) -> str:
-    """The dtype in which the logits are made."""
+    """Return the dtype in which the logits are made."""
     logits = root(block, loss.inputs[0])
     cast = next((op for op in block.ops if logits in op.outputs and operator(op.fn).kind is Kind.CAST), None)
     return block.values[cast.inputs[0] if cast else logits].meta.dtype
@@ -100,7 +100,7 @@ def _is_view_of(values: list[Value], value: int, base: int) -> bool:
 
 
 def _loss_as_run(block: Block, loss: Op, kind: str) -> Op:
-    """The loss with what it keeps: the logits, and a number for each token."""
+    """Return the loss with what it keeps: the logits, and a number for each token."""
     logits, targets = loss.inputs[0], loss.inputs[1:]
     tokens = TensorMeta(block.values[logits].meta.shape[:1], "float32")
     saved_logits = () if kind == CHUNKED else (logits,)

@@ -11,7 +11,7 @@ Bytes = TypeVar("Bytes", float, Array)
 
 
 def copied_seconds(moved: Bytes, model: CostModel) -> Bytes:
-    """Seconds to copy a weight of `moved` bytes out of the buffer of a gather, or a gradient into the buffer of a scatter.
+    """Return the seconds to copy a weight of `moved` bytes out of the buffer of a gather, or a gradient into the buffer of a scatter.
 
     The constant is fitted to runs of FSDP (`Timing.sharded_copy`). Example: a parameter in bfloat16 is gathered twice, and its gradient
     scattered in float32: 1.82 · (2 + 2 + 4) = 14.6 bytes per micro-batch.
@@ -20,7 +20,8 @@ def copied_seconds(moved: Bytes, model: CostModel) -> Bytes:
 
 
 def divided_seconds(gradient: Bytes, model: CostModel) -> Bytes:
-    """Seconds to divide a gradient that is equal on all ranks of an axis, so that it is summed over them: one kernel reads and writes it.
+    """Return the seconds to divide a gradient that is equal on all ranks of an axis, so that it is summed over them: one kernel reads and
+    writes it.
 
     It pays for a large weight only, whose sum over one more axis sends less between nodes.
     """
@@ -28,7 +29,8 @@ def divided_seconds(gradient: Bytes, model: CostModel) -> Bytes:
 
 
 def kept_gradient_seconds(gradient: Bytes, copied: Bytes, model: CostModel) -> Bytes:
-    """Seconds to keep a gradient of `gradient` bytes that no micro-batch sends: of one micro-batch, in the mean over those of a step.
+    """Return the seconds to keep a gradient of `gradient` bytes that no micro-batch sends: of one micro-batch, in the mean over those of a
+    step.
 
     The first one's gradient is the sum so far. Of it, `copied` bytes are written again: into what is sent later, or into another dtype.
     Each later one is added to it. A stack with a buffer of all gradients (`Stack.gradient_buffer`) adds the first one too, to zeros; one

@@ -47,7 +47,7 @@ class PeakTensor:
 
 
 def tensors_at_peak(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> list[PeakTensor]:
-    """All tensors at the peak, the largest first. The bytes of each kind add up to `Walk.memory_bytes`."""
+    """Return all tensors at the peak, the largest first. The bytes of each kind add up to `Walk.memory_bytes`."""
     tensors = _PeakTensors(blocks, graph, model)
     tensors.add_standing()
     tensors.add_moment_of_peak()
@@ -64,14 +64,14 @@ class _PeakTensors:
         self.copies_of: dict[PeakTensor, int] = {}
 
     def rows(self) -> Iterable[PeakTensor]:
-        """The rows; equal tensors are one."""
+        """Yield the rows; equal tensors are one."""
         for h, copies in self.copies_of.items():
             # A form of a weight that takes no memory has 0 bytes (`WeightForms`): it is no row.
             if h.num_bytes:
                 yield replace(h, copies=copies)
 
     def value(self, label: str, number: int) -> Value:
-        """A value of a block of the plan."""
+        """Return a value of a block of the plan."""
         return self.block_memories[label].storages.block.values[number]
 
     def add(
@@ -93,7 +93,7 @@ class _PeakTensors:
         self.copies_of[row] = self.copies_of.get(row, 0) + copies
 
     def weights(self) -> Iterator[tuple[str, WeightForms]]:
-        """Every weight, with the label of its block."""
+        """Yield every weight, with the label of its block."""
         for label, bp in self.blocks.items():
             for forms in weight_forms(self.block_memories[label].storages.block, bp, self.model):
                 yield label, forms
@@ -376,7 +376,7 @@ def _run_to_moment(moments: Iterable[Moment], index: int) -> Moment:
 
 
 def _maker_name(block_memory: BlockMemory, value: int) -> str:
-    """The text `result of mlp.up_proj/linear`, or the name of what no operator of the block makes."""
+    """Return the text `result of mlp.up_proj/linear`, or the name of what no operator of the block makes."""
     for item in block_memory.storages.block.items:
         if value in item.outputs:
             return f"result of {item.name if isinstance(item, Op) else item.prefix}"

@@ -212,7 +212,7 @@ class BackwardMemory:
         self.released = True
 
     def _operand_gradient(self, op: Op, position: int) -> Gradient:
-        """The gradient that an operator makes for an operand: a new tensor, or that of its result if it hands it on."""
+        """Return the gradient that an operator makes for an operand: a new tensor, or that of its result if it hands it on."""
         s = self.block_memory.storages
         size = s.bytes_of(op.inputs[position], s.plan.sites[op.name].inputs[position].dst.gradient)
         # The gradient of the result itself, if shapes agree.
@@ -223,8 +223,8 @@ class BackwardMemory:
         return given if given is not None and given.num_bytes == size else Gradient(size)
 
     def _gathered_bytes(self, op: Op) -> tuple[int, int]:
-        """Bytes of weights that are gathered again for backward, and bytes at the highest point of these gathers. Both are 0 if the
-        block is recomputed, since the recomputation has gathered them."""
+        """Return the bytes of weights that are gathered again for backward, and bytes at the highest point of these gathers. Both are 0 if
+        the block is recomputed, since the recomputation has gathered them."""
         s = self.block_memory.storages
         whole = peak = 0
         if s.plan.recompute != "none":

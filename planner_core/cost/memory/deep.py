@@ -38,7 +38,7 @@ class Gap:
 def peak_memory(
     blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, known: KnownCopies | None = None
 ) -> dict[str, int]:
-    """Bytes at the peak by kind, as `Walk.memory_bytes`. `known` is that of `block_memories`."""
+    """Return the bytes at the peak by kind, as `Walk.memory_bytes`. `known` is that of `block_memories`."""
     top, gaps = shorten_repeats(graph.top, {p: label for label, bp in blocks.items() for p in bp.prefixes})
     state, memories = (
         standing_memory(blocks, graph, model),
@@ -88,7 +88,7 @@ def stage_moments(
 
 
 def _forward_moments(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
-    """The moments of forward, with what the copies left out keep."""
+    """Yield the moments of forward, with what the copies left out keep."""
     more = [_kept_bytes(top, gap) for gap in gaps]
     for number, moment in enumerate(top.forward_moments()):
         # Each gap that lies behind has run forward, so its copies' kept bytes are there.
@@ -99,7 +99,7 @@ def _forward_moments(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
 def _backward_moments(
     top: BlockMemory, gaps: Sequence[Gap], given: Mapping[int, Gradient] | None = None
 ) -> Iterator[Moment]:
-    """The moments of backward, with what the copies left out keep until they run, and with their gradients after that. `given`: the
+    """Yield the moments of backward, with what the copies left out keep until they run, and with their gradients after that. `given`: the
     gradients that arrive, if it does not begin with the loss."""
     more = [(_kept_bytes(top, gap), _gradient_bytes(top, gap)) for gap in gaps]
     # A stage that is not the last begins with the gradients that the next stage sends.
@@ -126,14 +126,14 @@ def _gradient_bytes(top: BlockMemory, gap: Gap) -> int:
 
 
 def _gap_call(top: BlockMemory, gap: Gap) -> CallMemory:
-    """What one of the copies that are left out does to the memory of its caller."""
+    """Return what one of the copies that are left out does to the memory of its caller."""
     call = top.storages.block.items[gap.at]
     assert isinstance(call, Call)
     return top.calls[call.prefix]
 
 
 def shorten_repeats(top: Block, labels: Mapping[str, str]) -> tuple[Block, list[Gap]]:
-    """The top block without the middle of each long stretch of equal copies. `labels`: the plan of each copy, by prefix."""
+    """Return the top block without the middle of each long stretch of equal copies. `labels`: the plan of each copy, by prefix."""
     readers = Counter(v for item in top.items for v in set(item.inputs)) + Counter(top.outputs)
     items: list[Op | Call] = []
     gaps: list[Gap] = []
@@ -160,13 +160,13 @@ def shorten_repeats(top: Block, labels: Mapping[str, str]) -> tuple[Block, list[
 
 
 def _rewire_copies(item: Op | Call, old: Op | Call, new: Op | Call) -> Op | Call:
-    """The same item, but it reads what `new` makes where it read what `old` makes."""
+    """Return the same item, but it reads what `new` makes where it read what `old` makes."""
     swap = dict(zip(old.outputs, new.outputs, strict=True))
     return replace(item, inputs=tuple(swap.get(v, v) for v in item.inputs))
 
 
 def _stretch_end(items: Sequence[Op | Call], first: int, labels: Mapping[str, str], readers: Mapping[int, int]) -> int:
-    """The number of the item after a stretch of equal copies that begins with item `first`."""
+    """Return the number of the item after a stretch of equal copies that begins with item `first`."""
     last = first + 1
     while last < len(items) and _is_equal_successor(items[last - 1], items[last], labels, readers):
         # The first copy reads what no copy makes (the embedding), so operands are compared from the second copy on.
@@ -179,7 +179,7 @@ def _stretch_end(items: Sequence[Op | Call], first: int, labels: Mapping[str, st
 def _is_equal_successor(
     one: Op | Call, other: Op | Call, labels: Mapping[str, str], readers: Mapping[int, int]
 ) -> bool:
-    """Whether two items are copies with the same plan, and the second alone reads what the first makes."""
+    """Return whether two items are copies with the same plan, and the second alone reads what the first makes."""
     if not isinstance(one, Call) or not isinstance(other, Call) or labels[one.prefix] != labels[other.prefix]:
         return False
     # If another item read a result of the middle, it would live across the gap, and memory would not rise evenly from copy to copy.
@@ -187,7 +187,7 @@ def _is_equal_successor(
 
 
 def _reads_same_operands(before: Op | Call, one: Op | Call, other: Op | Call) -> bool:
-    """Whether each operand of two copies is the same value, or the same result of the copy before."""
+    """Return whether each operand of two copies is the same value, or the same result of the copy before."""
 
     def source(copy: Op | Call, previous: Op | Call) -> list[tuple[str, int]]:
         position = {v: k for k, v in enumerate(previous.outputs)}

@@ -131,7 +131,7 @@ class BlockMemory:
         return tuple(v for v in block.outputs or block.items[-1].outputs if block.values[v].kind == "activation")
 
     def kept_bytes(self, number: int) -> int:
-        """Bytes inside the block that item `number` is the first to keep."""
+        """Return the bytes inside the block that item `number` is the first to keep."""
         return self.size_of(self.stays_after(number, first=False))
 
     def forward_moments(self) -> Iterator[Moment]:
@@ -140,13 +140,13 @@ class BlockMemory:
         yield from self._moments(first=self.storages.plan.recompute != "none")
 
     def stays_after(self, number: int, *, first: bool) -> Iterable[Key]:
-        """What stays of an item when it has run; `first`: of a block that will run again."""
+        """Return what stays of an item when it has run; `first`: of a block that will run again."""
         if first:
             return self.kept_results()[number]
         return (k for k in self.kept_at[number] if self.first[k] == number and k not in self.border)
 
     def _moments(self, last: int = -1, *, first: bool = False) -> Iterator[Moment]:
-        """The moments of `forward_moments`; up to where item `last` has its operands, if given."""
+        """Yield the moments of `forward_moments`; up to where item `last` has its operands, if given."""
         size, until = self.storages.size, self._last_readers()
         # The program computes its constants before its first operator, and its frame holds them until it returns.
         live: dict[Key, int] = {key: size[key] for key in self.storages.computed.values()}
@@ -181,7 +181,7 @@ class BlockMemory:
         return max((g.reach for u in self.units for g in u.messages(backward=False)), default=0)
 
     def _arriving_bytes(self, number: int) -> int:
-        """Bytes of weights before an item: at the begin of a unit they arrive, and those of the next units are sent for."""
+        """Return the bytes of weights before an item: at the begin of a unit they arrive, and those of the next units are sent for."""
         if number and self.unit_at[number] == self.unit_at[number - 1]:
             return self.ahead_bytes(number)
         # The two moments at which a unit begins, as in backward: its messages are unpacked; then they are freed, and the next are sent for.
@@ -191,24 +191,25 @@ class BlockMemory:
         )
 
     def ahead_bytes(self, number: int, *, done: bool = False) -> int:
-        """Bytes of weights while an item runs: its unit's, and those of the next units that are on their way; or when it is `done`."""
+        """Return the bytes of weights while an item runs: its unit's, and those of the next units that are on their way; or when it is
+        `done`."""
         at = self.unit_at[number]
         # A unit's gathered weights are freed together after its last item, not one by one after their last use.
         over = done and (number + 1 == len(self.unit_at) or self.unit_at[number + 1] != at)
         return arriving_bytes(self.next_units(number)) + (0 if over else self.units[at].gathered_bytes())
 
     def next_units(self, number: int) -> Sequence[UnitMemory]:
-        """The units after that of an item whose weights may be on their way."""
+        """Return the units after that of an item whose weights may be on their way."""
         at = self.unit_at[number]
         return self.units[at + 1 : at + 1 + self.reach]
 
     def previous_units(self, number: int) -> Sequence[UnitMemory]:
-        """The same in backward, the next one first."""
+        """Return the same in backward, the next one first."""
         at = self.unit_at[number]
         return self.units[max(0, at - self.reach) : at][::-1]
 
     def size_of(self, keys: Iterable[Key]) -> int:
-        """Bytes of the storages `keys`."""
+        """Return the bytes of the storages `keys`."""
         return sum(self.storages.size[k] for k in keys)
 
     def kept_results(self) -> list[list[Key]]:
@@ -227,7 +228,7 @@ class BlockMemory:
         return by_item
 
     def recomputation_moments(self) -> Iterator[Moment]:
-        """The moments of the recomputation.
+        """Yield the moments of the recomputation.
 
         What the plan kept is held until its own operator is reached. The recomputation stops when the last operator that saves
         something has its operands, or, if that operator saves what it makes, when it has run.
@@ -276,8 +277,8 @@ class BlockMemory:
         return until
 
     def _values_held_to_the_end(self) -> tuple[int, ...]:
-        """The values that the model's code holds until it returns: the logits, which it passes to the loss and also returns. The last
-        stage of a pipeline returns the loss alone."""
+        """Return the values that the model's code holds until it returns: the logits, which it passes to the loss and also returns. The
+        last stage of a pipeline returns the loss alone."""
         ops = self.storages.block.ops
         if any(op.fn == RECEIVE for op in ops):
             return ()
@@ -291,7 +292,8 @@ class BlockMemory:
 
 
 def arriving_bytes(units: Iterable[UnitMemory], left: int = 0, *, backward: bool = False) -> int:
-    """Bytes in flight of the next units' weights: the first has `left` collectives not yet issued, the second one more, and so on."""
+    """Return the bytes in flight of the next units' weights: the first has `left` collectives not yet issued, the second one more, and so
+    on."""
     return sum(u.in_flight_bytes(number, backward=backward) for number, u in enumerate(units, left))
 
 

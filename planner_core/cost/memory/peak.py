@@ -42,7 +42,8 @@ class Walk:
         return highest_moment((*self.forward, *self.backward, self.step))
 
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes at the peak by kind: params, grads, optimizer, activations and buffers (all that is in flight), which add up to peak.
+        """Return the bytes at the peak by kind: params, grads, optimizer, activations and buffers (all that is in flight), which add up to
+        peak.
 
         `overlap` is the part of the buffers that the run holds for its overlap. `grads` are the gradients at that moment. It is 0
         if the peak is at the end of forward and one micro-batch makes a step.
@@ -75,7 +76,7 @@ def walk_from_moments(
     model: CostModel,
     of: Callable[[Iterable[Moment]], tuple[Moment, ...]] = tuple,
 ) -> Walk:
-    """The walk with these moments of one micro-batch. `of` may leave some of them out."""
+    """Return the walk with these moments of one micro-batch. `of` may leave some of them out."""
     if model.holds_gradients:  # those of the micro-batches before are there, or the room for them
         forward = (moment + Moment(0, state.grads, 0) for moment in forward)
         # Backward adds to gradients that stand already, so they take the place of those that its walk counts, and are not added to them.
@@ -98,7 +99,8 @@ def walk_from_moments(
 
 
 def num_update_tensors(workload: Workload) -> int:
-    """How many tensors as large as a weight its update holds: two of the optimizer's own, and the moments if they come from the host."""
+    """Return how many tensors as large as a weight its update holds: two of the optimizer's own, and the moments if they come from the
+    host."""
     return 2 + (OPTIMIZERS[workload.optimizer] if workload.offload else 0)
 
 
@@ -114,8 +116,8 @@ KnownCopies = dict[tuple[str, int], tuple[BlockPlan, BlockMemory, CallMemory]]
 def block_memories(
     blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, known: KnownCopies | None = None
 ) -> dict[str, BlockMemory]:
-    """The storages of every block in running order, by label of the plan; the top block's, "", knows what its calls do. `known`: what
-    is known from other plans of the same model; it is added to."""
+    """Return the storages of every block in running order, by label of the plan; the top block's, "", knows what its calls do. `known`:
+    what is known from other plans of the same model; it is added to."""
     known = {} if known is None else known
     inner: dict[str, BlockMemory] = {}
     calls: dict[str, CallMemory] = {}
@@ -133,7 +135,7 @@ def block_memories(
 
 
 def highest_moment(moments: Iterable[Moment]) -> Moment:
-    """The first of the highest moments."""
+    """Return the first of the highest moments."""
     return max(moments, key=lambda m: m.total)
 
 
@@ -191,7 +193,7 @@ def _call_memory(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
 
 
 def arriving_gradients(block_memory: BlockMemory) -> dict[int, Gradient]:
-    """The gradients of a called block's results, as its caller brings them."""
+    """Return the gradients of a called block's results, as its caller brings them."""
     s = block_memory.storages
     placements = {
         v: e.dst.gradient for op in s.block.ops for v, e in zip(op.outputs, s.plan.sites[op.name].outputs, strict=True)

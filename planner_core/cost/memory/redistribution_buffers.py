@@ -33,7 +33,7 @@ def redistribution_memory(
     sizes: tuple[int, ...],
     segments: Mapping[int, tuple[int, ...]],
 ) -> RedistributionMemory:
-    """The bytes that it takes to move a tensor of global `shape` from the placements `start` by `steps`, on a mesh of `sizes`."""
+    """Return the bytes that it takes to move a tensor of global `shape` from the placements `start` by `steps`, on a mesh of `sizes`."""
     here, current, peak = list(start), 0, 0
     for step in steps:
         before = largest_local_shape(shape, tuple(here), sizes)
@@ -53,7 +53,7 @@ def redistribution_memory(
 def _step_memory(
     step: Step, before: tuple[int, ...], old: int, new: int, segments: Mapping[int, tuple[int, ...]]
 ) -> tuple[int, int]:
-    """Bytes of the new storage (0: it is a view of the old one), and bytes in use on the way, both beside the old tensor."""
+    """Return the bytes of the new storage (0: it is a view of the old one), and bytes in use on the way, both beside the old tensor."""
     src, dst = step.src, step.dst
     if isinstance(dst, Shard):
         fused = _has_segments(segments, dst.dim)
@@ -71,7 +71,7 @@ def _step_memory(
 
 
 def _is_outermost(shape: tuple[int, ...], dim: int) -> bool:
-    """Whether the parts of `dim` lie one after the other in memory."""
+    """Return whether the parts of `dim` lie one after the other in memory."""
     return math.prod(shape[:dim]) == 1
 
 
@@ -82,8 +82,8 @@ def _has_segments(segments: Mapping[int, tuple[int, ...]], dim: int) -> bool:
 def buffer_bytes_by_step(
     shape: tuple[int, ...], item_bytes: int, start: Placements, steps: Sequence[Step], sizes: tuple[int, ...]
 ) -> list[int]:
-    """Bytes of a weight at `start`, and after each step. What an all_gather writes, and what a reduce_scatter reads, has all parts in
-    the length of the longest."""
+    """Return the bytes of a weight at `start`, and after each step. What an all_gather writes, and what a reduce_scatter reads, has all
+    parts in the length of the longest."""
     here, sizes_in_bytes = list(start), []
     for before, after in pairwise((None, *steps, None)):
         if before is not None:

@@ -33,14 +33,14 @@ def viewed_operands(block: Block) -> dict[int, int]:
 
 
 def kept_inputs(block: Block) -> set[int]:
-    """The input activations of a block whose storage its operators keep."""
+    """Return the input activations of a block whose storage its operators keep."""
     # Both the value and its root count: a view that is kept keeps the memory that it looks at.
     saved = {root(block, v) for op in block.ops for v in op.saved} | {v for op in block.ops for v in op.saved}
     return {v for v in block.inputs if block.values[v].kind == "activation" and (v in saved or root(block, v) in saved)}
 
 
 def kept_by_calls(graph: Graph) -> set[int]:
-    """The values of the top block that a called block keeps."""
+    """Return the values of the top block that a called block keeps."""
     inputs = {name: kept_inputs(b) for name, b in graph.blocks.items()}
     return {
         outer
@@ -82,7 +82,7 @@ class Rerun:
 
 
 def rerun_ops(block: Block, kept: Collection[str] = ()) -> Mapping[str, Rerun]:
-    """The operators that the recomputation reaches, if the results of the operators in `kept` were kept.
+    """Return the operators that the recomputation reaches, if the results of the operators in `kept` were kept.
 
     torch's checkpoint stops as soon as all saved tensors are there again, so at the last operator that saves something. The
     kernel of that operator does not run, since autograd saves its operands before; unless the operator saves what it makes.
@@ -97,7 +97,7 @@ def rerun_ops(block: Block, kept: Collection[str] = ()) -> Mapping[str, Rerun]:
 
 
 def is_recomputed(op: Op, reruns: Mapping[str, Rerun]) -> bool:
-    """Whether the kernels of an operator run again."""
+    """Return whether the kernels of an operator run again."""
     return op.name in reruns and reruns[op.name].computes
 
 

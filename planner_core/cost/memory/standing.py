@@ -63,7 +63,7 @@ class StandingMemory:
 
 
 def standing_memory(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> StandingMemory:
-    """The bytes of all weights: sums over all copies of all blocks."""
+    """Return the bytes of all weights: sums over all copies of all blocks."""
     params, grads, reduced, moments, largest_param = graph.buffer_bytes, 0, 0, 0, 0
     for label, bp in blocks.items():
         block = block_of(graph, label)
@@ -79,8 +79,8 @@ def standing_memory(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostMo
 
 
 def gathered_inputs(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> int:
-    """Bytes of the inputs of real numbers (images) of which ranks bring their own samples, and an operator takes all: a run gathers
-    them. A rank's own samples are not counted, nor are whole numbers, which are few."""
+    """Return the bytes of the inputs of real numbers (images) of which ranks bring their own samples, and an operator takes all: a run
+    gathers them. A rank's own samples are not counted, nor are whole numbers, which are few."""
     top, sites = graph.top, blocks[""].sites
     given = {n for n, v in enumerate(top.values) if _is_real_input(v)}
     read = [
@@ -113,7 +113,7 @@ def param_bytes(block: Block, bp: BlockPlan, model: CostModel) -> dict[str, int]
 
 
 def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[WeightForms]:
-    """The forms of every weight of one copy of a block."""
+    """Yield the forms of every weight of one copy of a block."""
     gathered = _gathered_weights(block, bp)
     for number, value in enumerate(block.values):
         param = bp.params.get(value.name) if value.kind == "parameter" else None
@@ -143,7 +143,7 @@ def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Weig
 
 
 def _gathered_weights(block: Block, bp: BlockPlan) -> set[str]:
-    """The weights that are gathered at each use."""
+    """Return the weights that are gathered at each use."""
     return {
         block.values[v].name
         for op in block.ops

@@ -99,22 +99,23 @@ class BlockStorages:
         self.saved[op.name] = tuple(dict.fromkeys([*saved, *extras]))
 
     def bytes_of_key(self, key: Key | None) -> int:
-        """Bytes of a storage; 0 if the key names none."""
+        """Return the bytes of a storage; 0 if the key names none."""
         return 0 if key is None else self.size.get(key, 0)
 
     def bytes_of(self, value: int, placements: Placements) -> int:
-        """Bytes of a value on one GPU; of one that is made part by part, those of a part."""
+        """Return the bytes of a value on one GPU; of one that is made part by part, those of a part."""
         return local_bytes(self.block, value, placements, self.model) // self.block.values[value].parts
 
     def transit(self, value: int, start: Placements, steps: tuple[Step, ...], edge: Edge) -> RedistributionMemory:
-        """The bytes that it takes to redistribute a value, or its gradient, along an edge."""
+        """Return the bytes that it takes to redistribute a value, or its gradient, along an edge."""
         if not steps:
             return RedistributionMemory(0, 0)
         meta = self.block.values[value].meta
         return redistribution_memory(meta.shape, ITEM_BYTES[meta.dtype], start, steps, self.model.sizes, edge.segments)
 
     def bring_operand(self, op: Op, position: int) -> RedistributionMemory:
-        """What it takes to bring an operand to its op: of a weight that came ahead what is left to do, or what autograd keeps of it."""
+        """Return what it takes to bring an operand to its op: of a weight that came ahead what is left to do, or what autograd keeps of
+        it."""
         value, edge = op.inputs[position], self.plan.sites[op.name].inputs[position]
         use = self.ahead.get((op.name, position))
         if use is None:
@@ -127,7 +128,7 @@ class BlockStorages:
         return moved
 
     def return_gradient(self, op: Op, position: int) -> RedistributionMemory:
-        """What it takes to bring an operand's gradient to where it is summed: of a weight to where it is packed."""
+        """Return what it takes to bring an operand's gradient to where it is summed: of a weight to where it is packed."""
         value, edge = op.inputs[position], self.plan.sites[op.name].inputs[position]
         use = self.ahead.get((op.name, position))
         return self.transit(value, edge.dst.gradient, edge.backward if use is None else use.first_gradient_steps, edge)
@@ -172,7 +173,7 @@ class BlockStorages:
         return op.inputs.index(base)
 
     def _saved_keys(self, op: Op) -> list[Key]:
-        """The operands and results that autograd keeps.
+        """Return the operands and results that autograd keeps.
 
         `Op.saved` names memory: q, k and v that are views of one projection are one value there. They are three storages if each
         was redistributed by itself.
@@ -189,7 +190,7 @@ class BlockStorages:
         return [key for key in keys if key is not None]
 
     def _saved_operand_key(self, op: Op, position: int) -> Key | None:
-        """The storage of an operand that is kept, or None.
+        """Return the storage of an operand that is kept, or None.
 
         A constant counts only if forward computes it of the inputs. A gathered weight is not kept: backward gathers it again. If the block
         is recomputed, the recomputation gathers it, and it stays until backward.
@@ -199,7 +200,7 @@ class BlockStorages:
         return self.taken.get((op.name, position))
 
     def is_gathered_at_op(self, op: Op, position: int) -> bool:
-        """Whether an operand is a weight that is gathered for this op alone."""
+        """Return whether an operand is a weight that is gathered for this op alone."""
         if (op.name, position) in self.ahead:
             return False
         steps = self.plan.sites[op.name].inputs[position].forward
@@ -226,18 +227,18 @@ class BlockStorages:
         return [("extra", op.name, k) for k in range(len(op.saved_extra))]
 
     def _exchanged_results(self, op: Op, saved: Sequence[Key]) -> list[Key]:
-        """The results of which an operator keeps a tensor of its own, as large (`Split.exchanged`)."""
+        """Return the results of which an operator keeps a tensor of its own, as large (`Split.exchanged`)."""
         keys = [k for v in op.outputs if (k := self.made.get(v)) is not None and k in saved]
         return keys if keys and self._exchanged_operands(op) else []
 
     def _exchanged_operands(self, op: Op) -> list[int]:
-        """The operands that an operator exchanges inside, on any axis of several ranks."""
+        """Return the operands that an operator exchanges inside, on any axis of several ranks."""
         rows = zip(rows_at(self.block, op, self.plan.sites[op.name]), self.model.sizes, strict=True)
         return sorted({i for row, n in rows if n > 1 for i in row.exchanged})
 
     def kept_results(self, op: Op) -> tuple[Key, ...]:
-        """What is held of an operator until its block is recomputed: its delivered results, what it saves beside them, and what it has
-        received inside. Nothing is held of an operator that the plan does not keep."""
+        """Return what is held of an operator until its block is recomputed: its delivered results, what it saves beside them, and what it
+        has received inside. Nothing is held of an operator that the plan does not keep."""
         if op.name not in self.plan.kept:
             return ()
         saved = (k for k in self.saved[op.name] if k[0] == "extra" or k in {self.made.get(v) for v in op.outputs})
@@ -246,17 +247,17 @@ class BlockStorages:
         return tuple(dict.fromkeys([*(k for v in op.outputs if (k := self.at.get(v)) is not None), *saved, *sent]))
 
     def forward_workspace_bytes(self, op: Op) -> int:
-        """Bytes that an operator uses for a moment in forward, beside its operands, results and what it keeps."""
+        """Return the bytes that an operator uses for a moment in forward, beside its operands, results and what it keeps."""
         formula = operator(op.fn).forward_workspace_bytes
         return 0 if formula is None else formula(self._local_bytes_of(op))
 
     def backward_workspace_bytes(self, op: Op) -> int:
-        """Bytes that the backward of an operator uses for a moment, beside the gradients that it takes and makes."""
+        """Return the bytes that the backward of an operator uses for a moment, beside the gradients that it takes and makes."""
         formula = backward_workspace_bytes(op)
         return 0 if formula is None else formula(self._local_bytes_of(op))
 
     def _local_bytes_of(self, op: Op) -> LocalBytes:
-        """The operator's operands and results on one GPU, and the dims that its rows split."""
+        """Return the operator's operands and results on one GPU, and the dims that its rows split."""
         site, values = self.plan.sites[op.name], self.block.values
         chosen = rows_at(self.block, op, site)
         return LocalBytes(

@@ -38,7 +38,7 @@ class WeightBytes:
 
 
 def weight_bytes(item: int, trained: bool, workload: Workload) -> WeightBytes:
-    """Bytes per element of a weight. A weight that is not trained is kept in its own dtype, without gradient and moments."""
+    """Return the bytes per element of a weight. A weight that is not trained is kept in its own dtype, without gradient and moments."""
     if not trained:
         return WeightBytes(item, item, 0, 0, 0)
     moments = 0 if workload.offload else workload.moment_bytes(item)
@@ -47,7 +47,7 @@ def weight_bytes(item: int, trained: bool, workload: Workload) -> WeightBytes:
 
 
 def has_working_copy(item: int, trained: bool, workload: Workload, same_placement: bool, gathered: bool) -> bool:
-    """Whether a kept working copy takes memory beside the stored parameter. `gathered`: the weight is gathered at each use."""
+    """Return whether a kept working copy takes memory beside the stored parameter. `gathered`: the weight is gathered at each use."""
     # In one placement and one dtype the stored parameter is the working copy. In another dtype a weight that is gathered at use is cast
     # for the use and freed. All others are held beside it: bfloat16 beside a float32 master, or whole beside a part (ZeRO-1 and 2).
     return trained and not (same_placement and (gathered or workload.kept_item(item) == item))

@@ -19,8 +19,8 @@ from planner_core.ops import operator
 
 
 def in_chunks(block: Block, bp: BlockPlan, model: CostModel) -> BlockPlan:
-    """The plan of a block with its products in `Workload.chunks` parts, where the next operator gets the result sooner so. Results that are
-    kept for recomputation are made at once."""
+    """Return the plan of a block with its products in `Workload.chunks` parts, where the next operator gets the result sooner so. Results
+    that are kept for recomputation are made at once."""
     if model.workload.chunks == 1:
         return bp
     sites = {op.name: bp.sites[op.name] for op in block.ops}
@@ -29,13 +29,13 @@ def in_chunks(block: Block, bp: BlockPlan, model: CostModel) -> BlockPlan:
 
 
 def seconds_in_chunks(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> float:
-    """Seconds of a step of a plan, if its products run in chunks where that is faster."""
+    """Return the seconds of a step of a plan, if its products run in chunks where that is faster."""
     cut = {label: in_chunks(block_of(graph, label), bp, model) for label, bp in blocks.items()}
     return step_seconds(priced_units(cut, graph, model), model)
 
 
 def _site_in_chunks(block: Block, op: Op, site: SitePlan, model: CostModel) -> SitePlan:
-    """The site with its product in chunks, if its result can be delivered so and is there sooner; else as it is."""
+    """Return the site with its product in chunks, if its result can be delivered so and is there sooner; else as it is."""
     edge, chunks = site.outputs[0], model.workload.chunks
     if not can_run_in_chunks(block, op, edge, model.sizes, chunks):
         return site
@@ -60,7 +60,7 @@ def can_run_in_chunks(block: Block, op: Op, edge: Edge, sizes: tuple[int, ...], 
 
 
 def _waited_seconds(block: Block, op: Op, site: SitePlan, model: CostModel) -> Iterator[float]:
-    """Seconds of the redistributions of an operator's results in forward that the next operator waits for."""
+    """Yield the seconds of the redistributions of an operator's results in forward that the next operator waits for."""
     for m in result_messages(block, op, site, None, model):
         if m.phase == "forward":
             yield waited_message_seconds(m, model)

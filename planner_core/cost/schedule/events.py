@@ -73,7 +73,7 @@ class PendingGather:
 
 
 def scheduled(plan: Plan, graph: Graph, *, micro_batches: int = 1) -> list[Event]:
-    """The events of one rank in one step of `micro_batches`, in order: what it issues, what it waits for, and where units begin.
+    """Return the events of one rank in one step of `micro_batches`, in order: what it issues, what it waits for, and where units begin.
 
     All micro-batches except the last run in `no_sync`, so gradients that are summed once a step are summed in the last one.
     """
@@ -85,7 +85,7 @@ def scheduled(plan: Plan, graph: Graph, *, micro_batches: int = 1) -> list[Event
 def scheduled_pass(
     units: Sequence[ScheduledUnit], mesh: DeviceMesh, *, forward: bool, first: bool, last: bool
 ) -> list[Event]:
-    """The events of one pass of a micro-batch, the `first` or the `last` of a step, through the units of a stage."""
+    """Return the events of one pass of a micro-batch, the `first` or the `last` of a step, through the units of a stage."""
     rank = _Recorder(mesh)
     if forward:
         rank.one_forward(units, first)
@@ -223,7 +223,7 @@ class Rank(ABC):
 
 
 def _unit_gathers(unit: ScheduledUnit, *, copied: bool) -> list[PendingGather]:
-    """The buckets of a unit in forward; `copied`: with those that make its working copies."""
+    """Return the buckets of a unit in forward; `copied`: with those that make its working copies."""
     if not copied:
         return [PendingGather(chain) for chain in unit.gathers]
     copies = [PendingGather(chain) for chain in unit.copies]
@@ -238,7 +238,7 @@ def _unit_gathers(unit: ScheduledUnit, *, copied: bool) -> list[PendingGather]:
 
 
 def _join_small_buckets(units: Sequence[ScheduledUnit]) -> list[Chain]:
-    """The small buckets of all units that take the same steps, as one, in the order of backward."""
+    """Return the small buckets of all units that take the same steps, as one, in the order of backward."""
     groups: dict[object, list[Chain]] = {}
     for unit in reversed(units):
         for dtype, chain in unit.small:
@@ -247,7 +247,7 @@ def _join_small_buckets(units: Sequence[ScheduledUnit]) -> list[Chain]:
 
 
 def _count_units_in_flight(coming: Iterable[list[PendingGather]]) -> int:
-    """The number of units, the running one included, whose gathers are on their way at once."""
+    """Return the number of units, the running one included, whose gathers are on their way at once."""
     return 1 + max((len(b.chain) + b.earlier for buckets in coming for b in buckets), default=0)
 
 

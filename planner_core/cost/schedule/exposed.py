@@ -47,13 +47,13 @@ class WeightTraffic:
 def exposed_parts(
     blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
 ) -> list[Exposed]:
-    """All parts. Their seconds add up to the plan's exposed communication."""
+    """Return all parts. Their seconds add up to the plan's exposed communication."""
     units = priced_units(blocks, graph, model, coarse)
     return [replace(e, seconds=e.seconds * unit.copies) for unit in units for e in _parts_of_unit(unit, model)]
 
 
 def weight_traffic(unit: PricedUnit, model: CostModel) -> list[WeightTraffic]:
-    """The weight traffic of one copy that runs beside compute, by weight and phase."""
+    """Return the weight traffic of one copy that runs beside compute, by weight and phase."""
     sums: dict[tuple[str, str], list[float]] = {}
     for m in unit.each:
         if unit.runs_beside_compute(m):
@@ -86,7 +86,8 @@ def _parts_of_unit(unit: PricedUnit, model: CostModel) -> Iterator[Exposed]:
 
 
 def seconds_beyond_compute(totals: Floats, phase: str, model: CostModel) -> tuple[float, str]:
-    """Seconds per step that the weight traffic of one copy adds to a phase, and the reason. `totals` [component] are the copy's."""
+    """Return the seconds per step that the weight traffic of one copy adds to a phase, and the reason. `totals` [component] are the
+    copy's."""
     m, k = model.workload.accumulate, model.contention
     first = Component.FORWARD if phase == "forward" else Component.BACKWARD
     compute, each, once = (float(totals[first + i]) for i in range(3))

@@ -84,7 +84,7 @@ def host_wait_seconds(
 
 
 def host_seconds(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> HostSeconds:
-    """Seconds of the host for a plan's phases; all 0 where the stack's `call_s` is not known."""
+    """Return the seconds of the host for a plan's phases; all 0 where the stack's `call_s` is not known."""
     total = [0, 0, 0]
     for label, plan in blocks.items():
         block = block_of(graph, label)
@@ -96,8 +96,8 @@ def host_seconds(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel
 def seconds_waited_for_host(
     work: Sequence[tuple[float, float]], times: int = 1, last: tuple[float, float] = (0.0, 0.0)
 ) -> float:
-    """Seconds that the GPU waits for the host, of the phases `work` in order, `times` over, and then of the `last` phase. A phase is
-    (seconds of the GPU, seconds in which the host issues them)."""
+    """Return the seconds that the GPU waits for the host, of the phases `work` in order, `times` over, and then of the `last` phase. A
+    phase is (seconds of the GPU, seconds in which the host issues them)."""
     # A phase ends at the earliest when the host has issued it, and the GPU runs what follows: so the step is longer than the GPU's work by
     # the most that the host is behind at any phase. Example: (1 s, 3 s), then (2 s, 1 s). At the first phase the host is 3 - 1 = 2 s
     # behind, at the second 3 - 1 + 0 = 2 s: the GPU waits for 2 s. From one repetition to the next the host falls behind by as much each
@@ -140,7 +140,7 @@ def _count_calls(block: Block, plan: BlockPlan, model: CostModel) -> tuple[int, 
 
 
 def _trained_weights(block: Block) -> list[str]:
-    """The names of the weights of a block that are trained, without those that its caller passes in."""
+    """Return the names of the weights of a block that are trained, without those that its caller passes in."""
     return [v.name for i, v in enumerate(block.values) if v.kind == "parameter" and v.grad and i not in block.inputs]
 
 

@@ -28,7 +28,7 @@ two between."""
 
 
 def simulated(plan: Plan, graph: Graph) -> float:
-    """Seconds of one training step of `plan`, by simulation. Raises InputError for a plan of another model."""
+    """Return the seconds of one training step of `plan`, by simulation. Raises InputError for a plan of another model."""
     if plan.pipeline:
         return plan.cost.step_time_s  # which is simulated already
     model = cost_model_of(plan)
@@ -104,7 +104,7 @@ class _Clock(Rank):
         return collective_time(stage.kind, stage.num_bytes, self.model.link(stage.axes))[0]
 
     def _undisturbed_seconds(self, unit: ScheduledUnit, phase: str) -> float:
-        """Seconds of a pass through a unit without traffic beside it: operators, and collectives for which they wait."""
+        """Return the seconds of a pass through a unit without traffic beside it: operators, and collectives for which they wait."""
         # Copies of one label take equally long. The parts of the top block differ, so their first operator tells them apart.
         key = (unit.label, phase, "" if unit.label else unit.ops[0].name)
         if key not in self.known:

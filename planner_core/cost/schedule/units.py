@@ -75,7 +75,7 @@ class ScheduledUnit:
 
 
 def scheduled_units(plan: Plan, graph: Graph) -> list[ScheduledUnit]:
-    """The units of a forward pass in order, with their messages in buckets."""
+    """Return the units of a forward pass in order, with their messages in buckets."""
     return _UnitBuilder(plan, graph).build()
 
 
@@ -161,14 +161,14 @@ class _UnitBuilder:
         """Make the buckets of a unit. The gradients of `parted` weights, which several units gather, come in several terms."""
 
         def copied(use: ScheduledUse) -> Chain:
-            """The steps of its working copy, which is fresh where an earlier unit used it."""
+            """Return the steps of its working copy, which is fresh where an earlier unit used it."""
             return self._chain_once(use, "forward") if homes[use.weight] is unit else ()
 
         # Reversed, so that the first use of a weight stays. A run sums the terms of all uses first, so only that use has the reduction.
         first = {u.weight: u for u in reversed(unit.uses)}
 
         def ends(use: ScheduledUse) -> bool:
-            """Whether the terms of all uses of the weight are summed with those of this one."""
+            """Return whether the terms of all uses of the weight are summed with those of this one."""
             return homes[use.weight] is unit and first[use.weight] is use
 
         def final(use: ScheduledUse) -> Chain:
@@ -217,12 +217,12 @@ class _StayingWeights:
 
     @staticmethod
     def in_unit(block: Block, ops: Sequence[Op], passed_on: set[int]) -> _StayingWeights:
-        """Those of the unit that does `ops`. `passed_on`: what others use of a block's values."""
+        """Return those of the unit that does `ops`. `passed_on`: what others use of a block's values."""
         results = {v for op in ops for v in op.outputs}
         return _StayingWeights(frozenset(root(block, v) for v in results & passed_on))
 
     def is_gathered_at(self, block: Block, op: Op, value: int) -> bool:
-        """Whether an operator gathers a weight that stays."""
+        """Return whether an operator gathers a weight that stays."""
         weight = block.values[value]
         if weight.kind != "parameter" or root(block, value) not in self.roots:
             return False
@@ -230,7 +230,7 @@ class _StayingWeights:
 
 
 def _passed_on(top: Block, parts: Sequence[Sequence[Op | Call]]) -> set[int]:
-    """The values that one unit makes, and another one or the caller takes."""
+    """Return the values that one unit makes, and another one or the caller takes."""
     home = {v: k for k, part in enumerate(parts) for item in part for v in item.outputs}
     return {v for k, part in enumerate(parts) for item in part for v in item.inputs if home.get(v) != k} | set(
         top.outputs
@@ -238,7 +238,7 @@ def _passed_on(top: Block, parts: Sequence[Sequence[Op | Call]]) -> set[int]:
 
 
 def _cluster_of(plan: Plan) -> Cluster:
-    """The plan's cluster. For a plan that was scaled down: one node with as many GPUs as its mesh has. Times do not matter here."""
+    """Return the plan's cluster. For a plan that was scaled down: one node with as many GPUs as its mesh has. Times do not matter here."""
     cluster, n = Cluster.from_json(dict(plan.cluster)), plan.mesh.num_devices
     return cluster if cluster.num_gpus == n else replace(cluster, levels=(replace(cluster.levels[0], size=n),))
 
@@ -260,7 +260,7 @@ def _group_uses(
     split_by: Callable[[ScheduledUse], Hashable] = lambda use: None,
     dtype_of: Callable[[ScheduledUse], str] = _dtype,
 ) -> list[list[ScheduledUse]]:
-    """The weights of each bucket: those that take the same steps in one dtype, in order of their first use."""
+    """Return the weights of each bucket: those that take the same steps in one dtype, in order of their first use."""
     groups: dict[object, list[ScheduledUse]] = {}
     for use in uses:
         chain = chain_of(use)

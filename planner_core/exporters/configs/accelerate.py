@@ -60,7 +60,7 @@ def _write_plugin(plan: Plan, sharding: BatchSharding) -> tuple[str, list[str], 
 
 
 def _sum_differences(plan: Plan, what: str, dtype: str) -> list[str]:
-    """The difference from the plan where accelerate sums gradients in another dtype, for which its file has no field."""
+    """Return the difference from the plan where accelerate sums gradients in another dtype, for which its file has no field."""
     planned = gradient_dtype(plan)
     return [] if planned == dtype else [f"{what} sums gradients in {dtype} here and in {planned} in the plan"]
 
@@ -112,7 +112,7 @@ def _list_deepspeed_remarks(plan: Plan, stage: int) -> tuple[str, ...]:
 
 
 def _batch_remark(plan: Plan) -> tuple[str, ...]:
-    """The micro-batches of a step, for which accelerate's file has no field: the training script states them."""
+    """Return the micro-batches of a step, for which accelerate's file has no field: the training script states them."""
     number = int(plan.workload["accumulate"])
     if number == 1:
         return ()

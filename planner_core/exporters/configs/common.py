@@ -36,7 +36,7 @@ def list_remarks(
 
 
 def column_remarks(layout: TpLayout) -> list[str]:
-    """A remark on backward all_reduces, for tools that sum the gradient of a common input once for each layer that reads it."""
+    """Return a remark on backward all_reduces, for tools that sum the gradient of a common input once for each layer that reads it."""
     columns, groups = sum(len(g.columns) for g in layout.groups), len(layout.groups)
     remark = f"every column-split layer sums its input's gradient by itself here: {columns} backward all_reduces a step, not {groups}"
     return [remark] if columns > groups else []
@@ -67,7 +67,7 @@ def check_single_stack(plan: Plan, cut: Pipeline) -> None:
 
 
 def gathering_remarks(plan: Plan) -> list[str]:
-    """A remark on traffic of once a step (ZeRO-1 and 2), for FSDP2 that keeps gathered weights through backward."""
+    """Return a remark on traffic of once a step (ZeRO-1 and 2), for FSDP2 that keeps gathered weights through backward."""
     if plan.workload["accumulate"] == 1:
         return []  # all of it is once a step there too
     return [

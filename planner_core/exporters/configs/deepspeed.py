@@ -39,7 +39,7 @@ AUTOTP_STAGE = 2
 
 
 def autotp_stage(plan: Plan) -> int:
-    """The ZeRO stage that a configuration with AutoTP states."""
+    """Return the ZeRO stage that a configuration with AutoTP states."""
     return min(zero_stage(plan), AUTOTP_STAGE)
 
 
@@ -117,7 +117,7 @@ def _write_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
 
 
 def _gathered_ahead(plan: Plan) -> dict[str, Any]:
-    """How far ZeRO-3 gathers ahead: as the plan does, the weights of one unit beside those of the unit that runs.
+    """Return how far ZeRO-3 gathers ahead: as the plan does, the weights of one unit beside those of the unit that runs.
 
     DeepSpeed's own limit is 10^9 elements, which is 2 GB in 16 bits, whatever the model's layers have.
     """
@@ -132,7 +132,7 @@ def _gathered_ahead(plan: Plan) -> dict[str, Any]:
 
 
 def _step_settings(plan: Plan, stage: int) -> dict[str, Any]:
-    """The settings of a step: batch, ZeRO stage and dtype."""
+    """Return the settings of a step: batch, ZeRO stage and dtype."""
     return {
         "train_batch_size": plan.workload["batch"],
         "gradient_accumulation_steps": int(plan.workload["accumulate"]),
@@ -147,7 +147,7 @@ def _step_settings(plan: Plan, stage: int) -> dict[str, Any]:
 
 
 def _gradient_settings(plan: Plan, stage: int) -> dict[str, Any]:
-    """The dtype of gradients as the plan was priced, which DeepSpeed keeps and sums in that of the model unless a file says more."""
+    """Return the dtype of gradients as the plan was priced, which DeepSpeed keeps and sums in that of the model unless a file says more."""
     if gradient_dtype(plan) == plan.workload["dtype"]:
         return {}
     # Without ZeRO DeepSpeed refuses to keep gradients in another dtype than the model's, so there they are only summed in it.
@@ -156,7 +156,7 @@ def _gradient_settings(plan: Plan, stage: int) -> dict[str, Any]:
 
 
 def _gradient_remarks(plan: Plan, stage: int) -> list[str]:
-    """The difference from the plan where gradients are kept in the model's dtype and summed in another."""
+    """Return the difference from the plan where gradients are kept in the model's dtype and summed in another."""
     if stage or gradient_dtype(plan) == plan.workload["dtype"]:
         return []
     return [

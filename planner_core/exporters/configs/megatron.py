@@ -126,7 +126,7 @@ def _stage_flags(plan: Plan, layout: TpLayout) -> dict[str, Any]:
 
 
 def _order_flags(plan: Plan, cut: Pipeline, layout: TpLayout) -> dict[str, Any]:
-    """The flag for stages that lie between tensor and data ranks. Raises InputError for another place of the pipeline's axis."""
+    """Return the flag for stages that lie between tensor and data ranks. Raises InputError for another place of the pipeline's axis."""
     if cut.outer == 0:
         return {}
     # The axes outside of the pipeline's must be the data-parallel ranks, all of them.
@@ -145,7 +145,7 @@ def stage_layout(copies: tuple[int, ...]) -> str:
 
 
 def _padding_remarks(words: Any, ranks: int) -> list[str]:
-    """A remark on a vocabulary that does not divide over tensor-parallel ranks: Megatron-LM pads it with unused words."""
+    """Return a remark on a vocabulary that does not divide over tensor-parallel ranks: Megatron-LM pads it with unused words."""
     if not isinstance(words, int) or words % ranks == 0:
         return []
     padded = -(-words // ranks) * ranks
@@ -168,7 +168,7 @@ def _expert_remarks(layout: TpLayout) -> list[str]:
 
 
 def _with_llama_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with Llama's names of sizes added to those of GPT-2."""
+    """Return the config with Llama's names of sizes added to those of GPT-2."""
     renamed = {name: config[other] for name, other in GPT2_NAMES.items() if config.get(other) is not None}
     if "n_embd" in config and config.get("n_inner") is None:
         renamed["intermediate_size"] = 4 * config["n_embd"]
@@ -195,7 +195,7 @@ def _recompute_flags(plan: Plan) -> tuple[dict[str, Any], list[str]]:
 
 
 def _architecture_flags(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
-    """The flags that make Megatron-LM's transformer this model: norm, activation, positions, embeddings, vocabulary."""
+    """Return the flags that make Megatron-LM's transformer this model: norm, activation, positions, embeddings, vocabulary."""
     names = {name for block in plan.blocks.values() for name in block.params}
     rope = config.get("rope_parameters") or {}
     base = rope.get("rope_theta", config.get("rope_theta"))
@@ -223,7 +223,8 @@ def _architecture_flags(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bias_flags(plan: Plan) -> dict[str, bool]:
-    """The flags for biases of linear layers: in all of them, or in none but queries, keys and values (`megatron_fault` refuses others)."""
+    """Return the flags for biases of linear layers: in all of them, or in none but queries, keys and values (`megatron_fault` refuses
+    others)."""
     biases = linear_biases(plan)
     if biases and all(biases.values()):
         return {}

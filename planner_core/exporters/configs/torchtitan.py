@@ -131,14 +131,14 @@ def _stage_options(plan: Plan) -> tuple[dict[str, Any], list[str]]:
 
 
 def _config_name(config: dict[str, Any]) -> str:
-    """The name of torchtitan's own config for a model; empty if it does not have one."""
+    """Return the name of torchtitan's own config for a model; empty if it does not have one."""
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
     names = {key: name for key, name in LLAMA_CONFIGS.items() if list(key) == [config.get(size) for size in sizes]}
     return next(iter(names.values()), "") if config.get("model_type") == "llama" else ""
 
 
 def _batch_options(plan: Plan, layout: TpLayout) -> dict[str, Any]:
-    """The samples of a rank: one micro-batch, or with stages the batch that the pipeline cuts into micro-batches."""
+    """Return the samples of a rank: one micro-batch, or with stages the batch that the pipeline cuts into micro-batches."""
     micro = micro_batch_samples(plan, layout)
     if plan.pipeline is None:
         return {"training.local_batch_size": micro}
@@ -148,7 +148,7 @@ def _batch_options(plan: Plan, layout: TpLayout) -> dict[str, Any]:
 
 
 def _state_remarks(plan: Plan, layout: TpLayout, keeps_weights: bool) -> list[str]:
-    """A remark on optimizer states in parts. torchtitan has them only with weights in parts, which `layout` takes over.
+    """Return a remark on optimizer states in parts. torchtitan has them only with weights in parts, which `layout` takes over.
     `keeps_weights`: the gathered weights stay until backward is over."""
     stage = zero_stage(plan)
     if stage not in (1, 2) or layout.data == 1 or layout.shards > 1:

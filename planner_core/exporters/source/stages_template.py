@@ -11,13 +11,13 @@ from planner_core.runtime import training
 
 
 def train_step(model: Any, batches: Any, parts: int, args: argparse.Namespace) -> torch.Tensor:
-    """The mean loss of all micro-batches, which the stages run in the order of the plan's schedule, forward and backward."""
+    """Return the mean loss of all micro-batches, which the stages run in the order of the plan's schedule, forward and backward."""
     return training.step_of(model, batches)
 
 
 @torch.no_grad()
 def evaluate(model: Any, data: Any, args: argparse.Namespace) -> torch.Tensor:
-    """The mean loss of the first steps of `data`."""
+    """Return the mean loss of the first steps of `data`."""
     model.eval()
     losses = [training.step_of(model, data.micro_batches(step)) for step in range(args.eval_steps)]
     model.train()

@@ -21,7 +21,7 @@ FLOPS = 0.0
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(description="Train under the plan that stands beside this script.")
     add = parser.add_argument
     add("--data", type=Path, help="file of token ids, or folder of a Hugging Face dataset; default: random samples")
@@ -54,12 +54,12 @@ def options() -> argparse.Namespace:
 
 
 def loss_of(model: Any, batch: dict[str, Any], args: argparse.Namespace) -> torch.Tensor:
-    """The loss of one micro-batch, of which `batch` are this rank's own samples. Put your own here."""
+    """Return the loss of one micro-batch, of which `batch` are this rank's own samples. Put your own here."""
     return training.loss_of(model, batch)
 
 
 def train_step(model: Any, batches: Any, parts: int, args: argparse.Namespace) -> torch.Tensor:
-    """The mean loss of all micro-batches; their gradients add up, and are summed over ranks with the last one."""
+    """Return the mean loss of all micro-batches; their gradients add up, and are summed over ranks with the last one."""
     total = torch.zeros(())
     for number, batch in enumerate(batches):
         with contextlib.nullcontext() if number == parts - 1 else model.no_sync():
@@ -71,7 +71,7 @@ def train_step(model: Any, batches: Any, parts: int, args: argparse.Namespace) -
 
 @torch.no_grad()
 def evaluate(model: Any, data: Any, args: argparse.Namespace) -> torch.Tensor:
-    """The mean loss of the first batches of `data`."""
+    """Return the mean loss of the first batches of `data`."""
     model.eval()
     losses = [loss_of(model, batch, args) for step in range(args.eval_steps) for batch in data.micro_batches(step)]
     model.train()

@@ -11,7 +11,7 @@ from planner_core.ops.rules import DimOf, Rule, RuleFn, Shapes, dims_attr, ints,
 
 
 def _along(default: int, linear: bool = False) -> RuleFn:
-    """The rule of an operator along one dim, which is `default` if the call does not name one."""
+    """Return the rule of an operator along one dim, which is `default` if the call does not name one."""
 
     def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         rank = len(ins[0])
@@ -29,7 +29,7 @@ def _along(default: int, linear: bool = False) -> RuleFn:
 
 
 def _reduction(sums: bool, linear: bool = True) -> RuleFn:
-    """The rule of a reduction. The reduced dims vanish. A sum or mean may be sharded along them; its result is then Partial."""
+    """Return the rule of a reduction. The reduced dims vanish. A sum or mean may be sharded along them; its result is then Partial."""
 
     def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         rank = len(ins[0])
@@ -55,7 +55,8 @@ def _reduction(sums: bool, linear: bool = True) -> RuleFn:
 
 
 def _fourier(default: Callable[[Op, int], int]) -> RuleFn:
-    """The rule of a Fourier transform. It is linear. The dims that it transforms (those named, else the last `default`) stay whole."""
+    """Return the rule of a Fourier transform. It is linear. The dims that it transforms (those named, else the last `default`) stay
+    whole."""
 
     def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         rank = len(ins[0])
@@ -72,13 +73,13 @@ def _num_sizes(op: Op, rank: int) -> int:
 
 
 def _pairs(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """A distance of two tensors along the last dim. The other dims may be sharded if neither tensor is broadcast along them."""
+    """Return a distance of two tensors along the last dim. The other dims may be sharded if neither tensor is broadcast along them."""
     same = [d for d, n in enumerate(ins[0][:-1]) if n > 1 and ins[0] == ins[1]]
     return Rule(tuple(split(f"d{d}", [d, d], [d], ins[0][d]) for d in same))
 
 
 def _cosine(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The cosine of two tensors along one dim. Any other dim may be sharded; a tensor that is broadcast along it lacks the dim."""
+    """Return the cosine of two tensors along one dim. Any other dim may be sharded; a tensor that is broadcast along it lacks the dim."""
     rank = max(map(len, ins))
     along = op.attrs.get("dim", 1)
     if not isinstance(along, int) or len(ins) != 2:
@@ -89,7 +90,7 @@ def _cosine(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _cast_before(local: LocalBytes) -> int:
-    """Bytes of the operand in the wider dtype in which softmax is asked to compute. They are there until the result is."""
+    """Return the bytes of the operand in the wider dtype in which softmax is asked to compute. They are there until the result is."""
     return local.outs[0] if local.outs[0] != local.ins[0] else 0
 
 

@@ -59,13 +59,13 @@ def _attention(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _context(q: tuple[int, ...], out: tuple[int, ...], num_inputs: int) -> Split:
-    """The split of causal queries. Each part is two blocks, of which one is exchanged."""
+    """Return the split of causal queries. Each part is two blocks, of which one is exchanged."""
     sent = _mirrored(CONTEXT, ((0, q),), num_inputs, out)
     return Split(CONTEXT, (2, None, None), (2,), (q[2], q[2] // 2), internal=sent, exchanged=(0,))
 
 
 def _ring(ins: Shapes, out: tuple[int, ...], causal: bool) -> Split:
-    """The split of queries, keys and values. Keys and values go round, and in backward they and their gradients.
+    """Return the split of queries, keys and values. Keys and values go round, and in backward they and their gradients.
 
     On n ranks each block takes n - 1 sends. So do its gradients, and one more to come home. If causal, each part is two blocks, of which
     one is exchanged first.
@@ -88,7 +88,7 @@ def _ring(ins: Shapes, out: tuple[int, ...], causal: bool) -> Split:
 def _mirrored(
     name: str, operands: tuple[tuple[int, tuple[int, ...]], ...], num_inputs: int, out: tuple[int, ...]
 ) -> tuple[Internal, ...]:
-    """The exchange of halves with the mirror: of some operands and the result forward, and of their gradients backward."""
+    """Return the exchange of halves with the mirror: of some operands and the result forward, and of their gradients backward."""
     return tuple(
         Internal(phase, "all_to_all", math.prod(shape), ("batch", "heads", name), sends=(value,))
         for phase in ("forward", "backward")
@@ -97,7 +97,7 @@ def _mirrored(
 
 
 def attention_shape(op: Op, sizes: Sizes) -> Attention:
-    """The attention kernel for operands [..., heads, length, width]. A tensor without a dim of heads has one head.
+    """Return the attention kernel for operands [..., heads, length, width]. A tensor without a dim of heads has one head.
 
     A mask that is a tensor does not save work: the kernel computes every pair of query and key, and then adds the mask. A causal
     mask counts half of the pairs. A window (`window_size`, keys before and behind, as flash attention names it) counts its band.
@@ -140,7 +140,7 @@ def _attention_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def _ring_work(block: Attention, n: int) -> tuple[Part, ...]:
-    """The rank's own block, n - 1 other blocks, and their merging: of results forward, and of all gradients backward."""
+    """Return the rank's own block, n - 1 other blocks, and their merging: of results forward, and of all gradients backward."""
     half = replace(block, kv_len=block.kv_len // 2, causal=False) if block.causal else block
     other = replace(half, times=n - 1)
     rows, keys = block.batch * block.heads * block.q_len, block.batch * block.kv_heads * block.kv_len

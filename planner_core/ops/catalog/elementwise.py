@@ -52,13 +52,13 @@ def _scaled(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _broadcast_factor_bytes(local: LocalBytes) -> int:
-    """Bytes of the gradient of a factor that was broadcast, before it is summed: as many as the result has."""
+    """Return the bytes of the gradient of a factor that was broadcast, before it is summed: as many as the result has."""
     spread = any(n < local.outs[0] and grad for n, grad in zip(local.ins, local.grads, strict=True))
     return local.outs[0] if spread else 0
 
 
 def _quotient_bytes(local: LocalBytes) -> int:
-    """The divisor's gradient -g · ((x / y) / y) has four tensors of the result's size, the last of which is the gradient."""
+    """Return the divisor's gradient -g · ((x / y) / y) has four tensors of the result's size, the last of which is the gradient."""
     if len(local.ins) < 2 or not local.grads[1]:
         return _broadcast_factor_bytes(local)
     gradient_bytes = sum(n for n, grad in zip(local.ins, local.grads, strict=True) if grad)

@@ -28,7 +28,8 @@ _BY_WEIGHTS = frozenset({"mse_loss", "l1_loss", "huber_loss"})
 
 
 def _today(rule: RuleFn) -> RuleFn:
-    """A rule that leaves a loss whole if it is called by arguments of old (`size_average`, `reduce`), which say another reduction."""
+    """Return a rule that leaves a loss whole if it is called by arguments of old (`size_average`, `reduce`), which say another
+    reduction."""
 
     def checked(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         old = any(op.attrs.get(name) is not None for name in ("size_average", "reduce"))
@@ -71,12 +72,13 @@ def _per_target(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _log_softmax_kept(local: LocalBytes) -> int:
-    """Bytes of the log-softmax, which cross-entropy keeps. Sharded by class it is in 32-bit (`runtime/program/operators/functions.py`)."""
+    """Return the bytes of the log-softmax, which cross-entropy keeps. Sharded by class it is in 32-bit
+    (`runtime/program/operators/functions.py`)."""
     return 4 * local.ins[0] // local.item_bytes[0] if "classes" in local.splits else local.ins[0]
 
 
 def _log_softmax_used(local: LocalBytes) -> int:
-    """Bytes that cross-entropy uses in backward beside the gradient of the logits: one copy of it. Sharded by class, the 32-bit
+    """Return the bytes that cross-entropy uses in backward beside the gradient of the logits: one copy of it. Sharded by class, the 32-bit
     tensor becomes the gradient, and only a gradient of fewer bits is a copy."""
     if "classes" not in local.splits:
         return local.ins[0]

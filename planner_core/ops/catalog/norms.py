@@ -8,7 +8,7 @@ from planner_core.ops.rules import DimOf, Internal, Rule, RuleFn, Shapes, Split,
 
 
 def _norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """All dims may be sharded except the normalised ones, which are the last. Weight and bias have only the normalised dims."""
+    """Return all dims may be sharded except the normalised ones, which are the last. Weight and bias have only the normalised dims."""
     shape = op.attrs.get("normalized_shape")
     inner = len(shape) if isinstance(shape, tuple) else 1
     rest: list[DimOf] = [None] * (len(ins) - 1)
@@ -43,13 +43,13 @@ def _batch_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _statistics_kept(name: str, saved_shape: tuple[int, ...], ins: Shapes) -> bool:
-    """Whether the split also shards a kept tensor: batch statistics do not have a batch dim."""
+    """Return whether the split also shards a kept tensor: batch statistics do not have a batch dim."""
     return not (name == "d0" and len(saved_shape) == 1)
 
 
 def _statistics_exchanged(local: LocalBytes) -> int:
-    """Bytes that backward uses if the batch is sharded: our own operators exchange the statistics in 32-bit, with four tensors of the
-    operand's shape, the last of which becomes the gradient in the operand's dtype."""
+    """Return the bytes that backward uses if the batch is sharded: our own operators exchange the statistics in 32-bit, with four tensors
+    of the operand's shape, the last of which becomes the gradient in the operand's dtype."""
     size = local.item_bytes[0]
     return (4 * 4 - size) * local.ins[0] // size if "d0" in local.splits else 0
 
@@ -62,7 +62,7 @@ def _weight_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _pooled(num_spatial: int | None) -> RuleFn:
-    """The rule of pooling: all dims except the last `num_spatial` may be sharded; None: samples and channels may."""
+    """Return the rule of pooling: all dims except the last `num_spatial` may be sharded; None: samples and channels may."""
 
     def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         spatial = len(ins[0]) - 2 if num_spatial is None else num_spatial

@@ -38,8 +38,8 @@ def _linear_nf4(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _linear_nf4_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    """The product, and before it the weight in the dtype that computes, which forward and backward each make: an element is written in
-    2 bytes, and read in half a byte."""
+    """Return the product, and before it the weight in the dtype that computes, which forward and backward each make: an element is written
+    in 2 bytes, and read in half a byte."""
     x, n = sizes.ins[0], sizes.outs[0][-1]
     unpacked = Merge(n * x[-1] * 5 // 2, 1)
     part = product_part(Gemm(math.prod(x[:-1]), n, x[-1]), (0,), ())
@@ -47,7 +47,7 @@ def _linear_nf4_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def _unpacked_weight_bytes(local: LocalBytes) -> int:
-    """Bytes of the weight in the dtype that computes, which are there while the kernels run."""
+    """Return the bytes of the weight in the dtype that computes, which are there while the kernels run."""
     numbers_per_element = 2 * local.item_bytes[1]  # of 4 bits, so two in a byte
     return math.prod(local.shapes[1]) * numbers_per_element * local.item_bytes[0]
 
@@ -113,7 +113,7 @@ def _matmul_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def _matmul_part(a: Sequence[int], b: Sequence[int], left: tuple[int, ...], right: tuple[int, ...]) -> Part:
-    """The kernel of a matmul. If the whole batch shares the right matrix, the batch is joined to the rows, as torch does."""
+    """Return the kernel of a matmul. If the whole batch shares the right matrix, the batch is joined to the rows, as torch does."""
     m, k = (a[-2] if len(a) > 1 else 1), a[-1]
     n = b[-1] if len(b) > 1 else 1
     lead = _broadcast(a[:-2], b[:-2])
@@ -130,8 +130,8 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def _repeated_factor_bytes(local: LocalBytes) -> int:
-    """Bytes of the copies that a matmul makes of factors which it repeats along a batch dim. Autograd keeps the copy of a factor if the
-    other one gets a gradient; then it is counted with what is kept."""
+    """Return the bytes of the copies that a matmul makes of factors which it repeats along a batch dim. Autograd keeps the copy of a factor
+    if the other one gets a gradient; then it is counted with what is kept."""
     if len(local.shapes) != 2 or min(map(len, local.shapes)) < 3:
         return 0  # one matrix for the whole batch is not repeated
     lead = [shape[:-2] for shape in local.shapes]
@@ -158,7 +158,7 @@ def _rmatmul_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def _einsum(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """A letter may be sharded if it has the same extent in all operands."""
+    """Return a letter may be sharded if it has the same extent in all operands."""
     *operands, result = einsum_letters(op, ins)
     if any(len(set(t)) != len(t) for t in operands):
         return unknown(op, ins, outs)
@@ -175,7 +175,7 @@ def _einsum(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _einsum_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    """The operands are multiplied one after the other, from the left, as torch does without opt_einsum.
+    """Return the operands are multiplied one after the other, from the left, as torch does without opt_einsum.
 
     In `ij,jk,kl->il` the first two make a matrix [i, k]; this and the third make the result. If only one of two operands has a
     letter, and no later operand and not the result have it, the letter is summed first. Two operands without a letter to sum are
@@ -203,7 +203,7 @@ def _einsum_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def einsum_letters(op: Op, ins: Shapes) -> list[str]:
-    """The letters of each operand and of the result. `...` becomes letters that the equation does not use, aligned at the last dim.
+    """Return the letters of each operand and of the result. `...` becomes letters that the equation does not use, aligned at the last dim.
     Without `->` the result has the letters that occur once, in alphabetical order."""
     equation = str(op.attrs["equation"]).replace(" ", "")
     terms, arrow, result = equation.partition("->")
@@ -256,7 +256,7 @@ def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _dispatch_split(ins: Shapes) -> Split:
-    """Every GPU has 1/n of the tokens and 1/n of the experts.
+    """Return every GPU has 1/n of the tokens and 1/n of the experts.
 
     It sends k copies of each of its tokens, each to the GPU that holds the chosen expert, and gets as many results back, which it
     weights and sums. Backward sends the results' gradients and gets those of the copies. Both have `copies` elements over all GPUs,
@@ -298,8 +298,8 @@ def _moe_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def _token_copy_bytes(local: LocalBytes) -> tuple[int, int]:
-    """Bytes of the copies that a GPU sends to experts, and of these times their weights, which may be of a wider dtype; then that is
-    cast."""
+    """Return the bytes of the copies that a GPU sends to experts, and of these times their weights, which may be of a wider dtype; then
+    that is cast."""
     k, (item, _, weight, *_) = local.whole[1][1], local.item_bytes
     copies = local.ins[0] * k
     return copies, copies if weight <= item else copies * weight // item + copies
@@ -326,7 +326,7 @@ def _dispatch_backward_bytes(local: LocalBytes) -> int:
 
 
 def _inner_splits_saved(name: str, saved_shape: tuple[int, ...], ins: Shapes) -> bool:
-    """Whether the split also shards a kept tensor: if the inner width is sharded, the permuted tokens are kept whole."""
+    """Return whether the split also shards a kept tensor: if the inner width is sharded, the permuted tokens are kept whole."""
     return name != "inner" or (len(saved_shape) > 1 and saved_shape[-1] != ins[0][-1])
 
 

@@ -50,7 +50,7 @@ def _chunk_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _delta_rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Every operand is [b, s, h, ...]. Samples may be sharded, and heads if queries and values have equally many."""
+    """Return every operand is [b, s, h, ...]. Samples may be sharded, and heads if queries and values have equally many."""
     names = _names(op, len(ins))
     splits = [split("batch", [0] * len(ins), [0], outs[0][0])]
     if names and len({shape[2] for shape in ins}) == 1:
@@ -78,13 +78,13 @@ def _linear_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _batch(ins: Shapes, samples: list[int], states: int, dims: list[DimOf], size: int) -> Rule:
-    """The one split: `samples` are the dims of the samples in the first operand and in the states that follow it."""
+    """Return the one split: `samples` are the dims of the samples in the first operand and in the states that follow it."""
     weights: list[DimOf] = [None] * (len(ins) - 1 - states)
     return Rule((split("batch", [*samples, *weights], dims, size),) if size > 1 else ())
 
 
 def _layers(states: int) -> RuleFn:
-    """The rule of layers that take `states` tensors [layers, samples, width] beside their input, and return as many."""
+    """Return the rule of layers that take `states` tensors [layers, samples, width] beside their input, and return as many."""
 
     def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         first = op.attrs.get("arg8")  # whether samples come first; a packed sequence has no such argument
@@ -97,7 +97,7 @@ def _layers(states: int) -> RuleFn:
 
 
 def _cell(states: int) -> RuleFn:
-    """The rule of one step of one layer: every tensor but the weights is [samples, width]."""
+    """Return the rule of one step of one layer: every tensor but the weights is [samples, width]."""
 
     def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         if len(ins[0]) != 2:
@@ -111,7 +111,7 @@ def _cell(states: int) -> RuleFn:
 
 
 def _scan(flops: int, sizes: Sizes) -> tuple[Part, ...]:
-    """A scan of `flops` FLOPs. Its backward takes twice as many."""
+    """Return a scan of `flops` FLOPs. Its backward takes twice as many."""
     return (fused_part(Scan(flops), Scan(2 * flops), range(len(sizes.ins))),)
 
 
@@ -126,7 +126,7 @@ def _wkv_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def _linear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    """A product and a sum for each channel of each token."""
+    """Return a product and a sum for each channel of each token."""
     return _scan(2 * math.prod(sizes.outs[0]), sizes)
 
 
@@ -177,7 +177,7 @@ def _layers_work(states: int) -> WorkFn:
 
 
 def _cell_work(states: int) -> WorkFn:
-    """A product with the input and one with the hidden state."""
+    """Return a product with the input and one with the hidden state."""
 
     def work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
         parts = []

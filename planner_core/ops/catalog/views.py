@@ -136,7 +136,8 @@ def _unbind(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _getitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """A dim that is taken whole may be sharded, and those of tensors of indices. A dim that is cut, picked from or indexed may not."""
+    """Return a dim that is taken whole may be sharded, and those of tensors of indices. A dim that is cut, picked from or indexed may
+    not."""
     index = op.attrs.get("index", ())
     return _taken(list(index) if isinstance(index, tuple) else [], ins, outs)
 
@@ -148,7 +149,7 @@ def _select(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _narrow(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """A piece of a dim, which stays whole. All other dims may be sharded."""
+    """Return a piece of a dim, which stays whole. All other dims may be sharded."""
     cut = dims_attr(op, "dim", len(ins[0]))[0]
     return _taken([("slice", 0, outs[0][cut], 1) if d == cut else _FULL for d in range(len(ins[0]))], ins, outs)
 
@@ -187,7 +188,8 @@ _PICKS = ("tensor", "other")
 
 
 def _side_by_side(index: list[object], kinds: list[object], picks: list[int], num_operands: int) -> bool:
-    """Whether all that picks are tensors of indices without a gap, or one list of numbers. A mask picks as many as its values say."""
+    """Return whether all that picks are tensors of indices without a gap, or one list of numbers. A mask picks as many as its values
+    say."""
     if "int" in kinds or ("tensor", "mask") in index or picks != list(range(picks[0], picks[-1] + 1)):
         return False
     if "other" not in kinds:
@@ -197,7 +199,7 @@ def _side_by_side(index: list[object], kinds: list[object], picks: list[int], nu
 
 
 def _picked(ins: Shapes, outs: Shapes, first: int) -> list[Split]:
-    """The splits of the dims of indices: what is picked from is whole."""
+    """Return the splits of the dims of indices: what is picked from is whole."""
     rank = max((len(shape) for shape in ins[1:]), default=0)
     splits = []
     for j in range(first, first + rank):
@@ -260,12 +262,12 @@ def _as_strided(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor, in elements."""
+    """Return the strides of a contiguous tensor, in elements."""
     return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
 def _diagonal(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The two dims whose diagonal is taken become the last one, whole."""
+    """Return the two dims whose diagonal is taken become the last one, whole."""
     rank = len(ins[0])
     pair = {int_attr(op, "dim1", 0) % rank, int_attr(op, "dim2", 1) % rank}
     rest = [d for d in range(rank) if d not in pair]
@@ -273,7 +275,8 @@ def _diagonal(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _complex_parts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The last dim, of size two, becomes the two parts of a complex number, or these become a last dim. Other dims may be sharded."""
+    """Return the last dim, of size two, becomes the two parts of a complex number, or these become a last dim. Other dims may be
+    sharded."""
     return _but((), ins, outs)
 
 
@@ -283,7 +286,7 @@ def _copied(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _by_tensor(op: Op) -> bool:
-    """Whether an index holds a tensor or a list: then the result is a copy."""
+    """Return whether an index holds a tensor or a list: then the result is a copy."""
     index = op.attrs.get("index")
     items = index if isinstance(index, tuple) else ()
     return any(isinstance(i, tuple) and i[:1] in (("tensor",), ("other",)) for i in items)

@@ -178,7 +178,7 @@ def _op_attributes(block: Block, position: int) -> Op:
 
 
 def _all_wires(folded: Folded, unfolded: bool) -> Iterator[_Wire]:
-    """Every tensor that passes between two groups of the whole model, in order; equal ones where copies share nodes."""
+    """Yield every tensor that passes between two groups of the whole model, in order; equal ones where copies share nodes."""
     makers: dict[int, NodeKey] = {}  # value of the top block -> the group that makes it
     top = folded.coarse.top
     for item in top.nodes:

@@ -81,7 +81,7 @@ def unfold_problem(problem: Problem, objective: Objective, assignment: Assignmen
 
 
 def _calls_with_variants(problem: Problem, assignment: Assignment | None) -> Iterator[tuple[Call, str]]:
-    """Every call with its variant."""
+    """Yield every call with its variant."""
     for number, call in enumerate(problem.coarse.graph.calls()):
         yield call, assignment.copies[number].variant if assignment else next(iter(problem.blocks[call.block]))
 

@@ -88,7 +88,7 @@ class Pin(Restriction):
 
 
 def editable_weights(graph: Graph, plan: Plan) -> list[Editable]:
-    """Every weight of a plan, in the plan's order. If copies are stored differently, they are still one entry."""
+    """Return every weight of a plan, in the plan's order. If copies are stored differently, they are still one entry."""
     forms: dict[WeightKey, dict[Placements, None]] = {}
     for label, bp in plan.blocks.items():
         for name, param in bp.params.items():

@@ -47,7 +47,7 @@ class PublishedRun:
 
 @functools.cache
 def load_published_runs() -> tuple[PublishedRun, ...]:
-    """Every published run that could be priced."""
+    """Return every published run that could be priced."""
     with PREDICTIONS_FILE.open(encoding="utf-8", newline="") as file:
         return tuple(_read_run(row) for row in csv.DictReader(file))
 

@@ -64,7 +64,7 @@ def find_suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Sugg
 
 
 def list_changes(stated: Statement, node: int, kernels: Collection[str]) -> Iterator[tuple[str, Statement]]:
-    """Every single change to try, with its description. `node`: GPUs of a node. `kernels`: attention kernels that run on the GPU."""
+    """Yield every single change to try, with its description. `node`: GPUs of a node. `kernels`: attention kernels that run on the GPU."""
     yield from _micro_batch_changes(stated)
     # A stack that is a tool's is of a run by that tool, which can be told few of them.
     allowed = list_switches(stated.stack) if stated.stack in TOOLS else RECOMPUTATIONS

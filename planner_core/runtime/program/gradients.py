@@ -227,7 +227,7 @@ def _begins_with_reduce_scatter(stages: Sequence[Sequence[BucketMember]]) -> boo
 def _reduced_shapes(
     stages: Sequence[Sequence[BucketMember]], shapes: Sequence[tuple[int, ...]]
 ) -> list[tuple[int, ...]]:
-    """The shapes after all stages."""
+    """Return the shapes after all stages."""
     return [m.result_shape for m in stages[-1]] if stages else list(shapes)
 
 

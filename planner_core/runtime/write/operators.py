@@ -95,7 +95,7 @@ class LocalCall:
         return write_call(self.call.func, self.call.fn, args, kwargs, self.write_leaf)
 
     def with_operand_positions(self) -> tuple[Any, Any]:
-        """The arguments, in which each tensor has its position among the operands."""
+        """Return the arguments, in which each tensor has its position among the operands."""
         count = iter(range(len(self.values)))
 
         def numbered(tree: Any) -> Any:

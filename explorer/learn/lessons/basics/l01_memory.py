@@ -26,14 +26,14 @@ BYTES_WITH_16_BIT_GRADIENTS = 16
 
 
 def step_settings(values: Values) -> StepSettings:
-    """What the learner chose to keep."""
+    """Return what the learner chose to keep."""
     optimizer, precision = BYTES[int(values["bytes"])]
     return StepSettings(optimizer, precision, str(values["recompute"]))
 
 
 def memory_of_gpu(learner: Learner, batch: int, num_gpus: int, keeps: StepSettings) -> tuple[dict[str, int], bool]:
-    """Bytes by kind on one of `num_gpus` GPUs of one node, and whether Megatron-LM splits this model so far. "early" is the fullest
-    moment before the first gradient, of which "early_activations" are activations."""
+    """Return the bytes by kind on one of `num_gpus` GPUs of one node, and whether Megatron-LM splits this model so far. "early" is the
+    fullest moment before the first gradient, of which "early_activations" are activations."""
     one = Learner(replace(learner.request, batch=batch, mesh=None, dtype="bfloat16"), learner.load)
     megatron = megatron_memory(one, num_gpus, keeping=keeps) if num_gpus > 1 else None
     early, activations = peak_before_gradients(one, num_gpus, bool(megatron), keeps)
@@ -42,7 +42,7 @@ def memory_of_gpu(learner: Learner, batch: int, num_gpus: int, keeps: StepSettin
 
 
 def gpu_counts(learner: Learner) -> list[int]:
-    """How many GPUs the stacks are for: powers of two within one node."""
+    """Return how many GPUs the stacks are for: powers of two within one node."""
     return [n for n in GPUS if n <= learner.cluster.levels[0].size]
 
 
@@ -53,7 +53,7 @@ def memory_by_gpus(learner: Learner, batch: int, keeps: StepSettings) -> dict[in
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """The run as it stands; what stays, kind by kind; the fullest moment; then the fullest moment on more GPUs."""
+    """Return the run as it stands; what stays, kind by kind; the fullest moment; then the fullest moment on more GPUs."""
     each, room, params = int(values["bytes"]), learner.usable_bytes, learner.graph.num_params
     limit = (float(room), f"a plan may fill {units.memory(room)}")
     memories = memory_by_gpus(learner, int(values["batch"]), step_settings(values))
@@ -87,15 +87,16 @@ def live(learner: Learner, values: Values) -> Live:
 
 
 def whole_activation_bytes(memories: Mapping[int, tuple[Mapping[str, int], bool]]) -> float:
-    """Bytes of activations that every GPU keeps whole: `whole + split / n` are those of n GPUs before the first gradient, read off one and
-    the most GPUs. 0 where the GPUs do not share as Megatron-LM does."""
+    """Return the bytes of activations that every GPU keeps whole: `whole + split / n` are those of n GPUs before the first gradient, read
+    off one and the most GPUs. 0 where the GPUs do not share as Megatron-LM does."""
     n = max(memories)
     one, most = (memories[k][0]["early_activations"] for k in (1, n))
     return (n * most - one) / (n - 1) if n > 1 and memories[n][1] and one and most else 0.0
 
 
 def _describe_share(numbers: Mapping[str, float], n: int) -> str:
-    """What each of n GPUs holds at its fullest moment, from what the lesson shows of one: before the first gradient, or with all of them."""
+    """Return what each of n GPUs holds at its fullest moment, from what the lesson shows of one: before the first gradient, or with all of
+    them."""
     shared, early, peak = (numbers[name] for name in ("shared_whole", "1_early", "1_peak"))
     if shared + (early - shared) / n < peak / n:
         return f"1/{n} of {units.memory(peak)}"

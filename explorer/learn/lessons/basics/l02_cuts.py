@@ -29,7 +29,7 @@ N = 4
 
 @remember(64)
 def multiply(cut: str, devices: int, seed: int) -> dict[str, Any]:
-    """The product, whole and in pieces: X, W, Y, what each device holds and makes, the joined result and its error."""
+    """Return the product, whole and in pieces: X, W, Y, what each device holds and makes, the joined result and its error."""
     import torch
 
     gen = torch.Generator().manual_seed(seed)
@@ -96,7 +96,7 @@ def _describe_stop(k: int, n: int, columns: bool) -> str:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """The product on one GPU; the cut; each device's product; how the pieces make the whole."""
+    """Return the product on one GPU; the cut; each device's product; how the pieces make the whole."""
     cut, devices = str(values["cut"]), int(values["devices"])
     c = multiply(cut, devices, int(values["seed"]))
     columns = cut == "columns"

@@ -43,7 +43,7 @@ CASES = (
 
 @remember(64)
 def place_tensor(placement: str, devices: int, seed: int) -> tuple[Any, list[Any]]:
-    """A 4×4 tensor and what each device holds of it under a placement; a Partial's terms are drawn and sum to it."""
+    """Return a 4×4 tensor and what each device holds of it under a placement; a Partial's terms are drawn and sum to it."""
     import torch
 
     gen = torch.Generator().manual_seed(seed)
@@ -58,7 +58,7 @@ def place_tensor(placement: str, devices: int, seed: int) -> tuple[Any, list[Any
 
 
 def redistribute(pieces: list[Any], src: Placement, dst: Placement) -> list[Any]:
-    """The redistribution done on the devices' tensors with torch: join by `src`, then place by `dst`."""
+    """Return the redistribution done on the devices' tensors with torch: join by `src`, then place by `dst`."""
     n, whole = len(pieces), _join_pieces(pieces, src)
     return list(whole.chunk(n, dim=dst.dim)) if isinstance(dst, Shard) else [whole.clone() for _ in range(n)]
 
@@ -72,18 +72,18 @@ def _join_pieces(pieces: list[Any], src: Placement) -> Any:
 
 
 def collective_between(src: str, dst: str) -> str:
-    """The planner's name for the message between two placements; empty where none is sent."""
+    """Return the planner's name for the message between two placements; empty where none is sent."""
     return Move(0, parse_placement(src), parse_placement(dst)).collective or ""
 
 
 def sent(src: str, dst: str, devices: int, num_bytes: int = SIZE * SIZE * ITEM) -> int:
-    """Bytes that each device sends."""
+    """Return the bytes that each device sends."""
     kind = collective_between(src, dst)
     return wire_bytes(kind, num_bytes, devices) if kind else 0
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """The three states, then a drawn case before and after, then all moves."""
+    """Return the three states, then a drawn case before and after, then all moves."""
     n, case = int(values["devices"]), int(values["case"]) % len(CASES)
     src, dst = CASES[case]
     whole, before = place_tensor(src, n, case + 1)
@@ -108,7 +108,7 @@ def live(learner: Learner, values: Values) -> Live:
 
 
 def redistribution_film(before: list[Any], src: Placement, dst: Placement, whole: Any) -> Film:
-    """The cells of a redistribution on their way. A sum that all want is taken in slices first, and the slices are gathered."""
+    """Return the cells of a redistribution on their way. A sum that all want is taken in slices first, and the slices are gathered."""
     n = len(before)
     path = [src, Shard(0), dst] if (src, dst) == (P, R) else [src, dst]
     said = {
@@ -133,7 +133,7 @@ def redistribution_film(before: list[Any], src: Placement, dst: Placement, whole
 
 
 def _owning_device(n: int, p: Placement, i: int, j: int) -> int | None:
-    """The device that holds a cell alone, None where all hold it."""
+    """Return the device that holds a cell alone, None where all hold it."""
     return (i, j)[p.dim] * n // SIZE if isinstance(p, Shard) else None
 
 
@@ -149,7 +149,7 @@ def _list_cells(rank: int, n: int, p: Placement, values: Any) -> list[Chunk | No
 
 
 def _sends_of(rank: int, n: int, src: Placement, dst: Placement) -> list[Sending]:
-    """What one device sends: what it holds, or a term of it, to each device that wants it and has it not."""
+    """Return what one device sends: what it holds, or a term of it, to each device that wants it and has it not."""
     sendings: list[Sending] = []
     for i in range(SIZE):
         for j in range(SIZE):

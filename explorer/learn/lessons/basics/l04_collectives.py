@@ -49,13 +49,13 @@ def neighbour_link(learner: Learner, n: int) -> AxisLink:
 
 
 def crossover_bytes(link: AxisLink) -> float:
-    """Bytes at which sending takes as long as the fixed part of the ring."""
+    """Return the bytes at which sending takes as long as the fixed part of the ring."""
     a = algorithms("all_reduce", link)[0]
     return a.fixed_s / a.s_per_byte
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """Every step of the ring, then the halves, then time against size."""
+    """Return every step of the ring, then the halves, then time against size."""
     n, size = int(values["n"]), int(values["bytes"])
     states, link = run_ring(n), neighbour_link(learner, n)
     wire, half = wire_bytes("all_reduce", size, n), wire_bytes("reduce_scatter", size, n)
@@ -74,7 +74,7 @@ def live(learner: Learner, values: Values) -> Live:
 
 
 def _ring_film(states: list[dict[str, Any]], n: int) -> Film:
-    """The whole ring as a film."""
+    """Return the whole ring as a film."""
     stops = []
     for k, state in enumerate(states):
         boards = [[_make_chunk(state, n, r, c) for c in range(n)] for r in range(n)]

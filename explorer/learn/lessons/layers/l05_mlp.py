@@ -28,7 +28,7 @@ from explorer.learn.pictures.film import Film
 
 @remember(64)
 def run_mlp(first: str, seed: int) -> dict[str, Any]:
-    """The MLP Z = GeLU(X A) B, whole and on two devices, with the gradient of X by autograd both ways."""
+    """Return the MLP Z = GeLU(X A) B, whole and on two devices, with the gradient of X by autograd both ways."""
     import torch
     from torch.nn.functional import gelu
 
@@ -75,7 +75,7 @@ def run_mlp(first: str, seed: int) -> dict[str, Any]:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """The MLP on one GPU, the first product cut, GeLU, the sum, and the backward pass."""
+    """Return the MLP on one GPU, the first product cut, GeLU, the sum, and the backward pass."""
     columns = values["first"] == "columns"
     c = run_mlp(str(values["first"]), int(values["seed"]))
     look, letter = ("S", "S(1)") if columns else ("P", "P, not summed yet")
@@ -98,7 +98,7 @@ def live(learner: Learner, values: Values) -> Live:
 
 
 def _draw_gelu(c: dict[str, Any], columns: bool) -> Drawing:
-    """What each device has before and after GeLU."""
+    """Return what each device has before and after GeLU."""
     look, before, after = ("S", "", "S(1)") if columns else ("P", "P, not summed yet", "no placement")
     frames = []
     for r, (i, t) in enumerate(zip(c["inner"], c["acted"], strict=True)):
@@ -126,7 +126,7 @@ def _draw_mlp(c: dict[str, Any]) -> Drawing:
 
 
 def all_reduce_film(terms: list[Any], total: Any, name: str) -> Film:
-    """An all_reduce of two devices: each sends its term to the other, and both add."""
+    """Return an all_reduce of two devices: each sends its term to the other, and both add."""
     places, wide = range(terms[0].numel()), terms[0].shape[1]
     before = [matrix_chunks(t, ("P", r)) for r, t in enumerate(terms)]
     moves = [(r, i, 1 - r, i) for r in range(2) for i in places]
@@ -139,7 +139,7 @@ def all_reduce_film(terms: list[Any], total: Any, name: str) -> Film:
 
 
 def _draw_rows_first(c: dict[str, Any]) -> dict[str, Picture]:
-    """The sum of GeLUs beside GeLU of the sum, and the sum taken first."""
+    """Return the sum of GeLUs beside GeLU of the sum, and the sum taken first."""
     act = matrix(c["act_whole"], replicated, "GeLU(X·A)", "", 54)
     summed = matrix(c["acted"][0] + c["acted"][1], owned(5, ""), "GeLU(X₀·A₀) + GeLU(X₁·A₁)", "", 54)
     first = matrix(c["hidden"], replicated, "X·A summed", "R")

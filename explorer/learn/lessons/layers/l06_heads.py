@@ -40,7 +40,7 @@ def can_split(heads: int, devices: int) -> bool:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """The heads, dealt out, with keys and values, and every degree in a table."""
+    """Return the heads, dealt out, with keys and values, and every degree in a table."""
     learner, note = learner.transformer()
     layer, t = learner.layer(), int(values["t"])
     heads, kv = layer.heads, layer.kv_heads

@@ -35,7 +35,7 @@ TOKENS, VOCAB, REGION = 4, 8, 8
 
 
 def divisible_learner(learner: Learner, devices: int) -> tuple[Learner, str]:
-    """A learner whose model can be split both ways over `devices`, and a sentence if it is another model."""
+    """Return a learner whose model can be split both ways over `devices`, and a sentence if it is another model."""
     layered, note = learner.transformer()
     if megatron_memory(layered, devices) and megatron_memory(layered, devices, sequence=True):
         return layered, note
@@ -46,7 +46,7 @@ def divisible_learner(learner: Learner, devices: int) -> tuple[Learner, str]:
 
 
 def activation_bytes(learner: Learner, devices: int, sequence: bool) -> int:
-    """Bytes of activations that one of `devices` GPUs keeps, under Megatron-LM with or without sequence parallelism."""
+    """Return the bytes of activations that one of `devices` GPUs keeps, under Megatron-LM with or without sequence parallelism."""
     memory = megatron_memory(learner, devices, sequence)
     assert memory is not None, "call it on what `divisible_learner` gives"
     return memory["activations"]
@@ -100,7 +100,7 @@ def split_embedding(devices: int) -> dict[str, Any]:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """The whole region, the split one, bytes, memory, the embedding, and the loss."""
+    """Return the whole region, the split one, bytes, memory, the embedding, and the loss."""
     n = int(values["n"])
     learner, note = divisible_learner(learner, n)
     layer, load = learner.layer(), learner.planner.workload
@@ -144,12 +144,12 @@ def live(learner: Learner, values: Values) -> Live:
 
 
 def token_terms(n: int) -> list[list[int]]:
-    """A small whole number per device and token: the terms that a cut product leaves."""
+    """Return a small whole number per device and token: the terms that a cut product leaves."""
     return [[(3 * r + 5 * t) % 7 - 3 for t in range(REGION)] for r in range(n)]
 
 
 def tokens_film(n: int) -> Film:
-    """What becomes of 8 tokens between two products: reduce_scatter, each its own, all_gather."""
+    """Return what becomes of 8 tokens between two products: reduce_scatter, each its own, all_gather."""
     terms = token_terms(n)
     sums = [sum(t) for t in zip(*terms, strict=True)]
     owner = [t * n // REGION for t in range(REGION)]

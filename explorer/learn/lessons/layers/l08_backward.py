@@ -78,12 +78,12 @@ def run_backward(cut_name: str, seed: int) -> dict[str, Any]:
 
 
 def split_tensor(tensor: Any, placement: str) -> list[Any]:
-    """What each device holds of a tensor that is sharded or replicated."""
+    """Return what each device holds of a tensor that is sharded or replicated."""
     return list(tensor.chunk(N, int(placement[2]))) if placement[0] == "S" else [tensor.clone() for _ in range(N)]
 
 
 def join_pieces(pieces: list[Any], placement: str) -> Any:
-    """The whole tensor: slices side by side, or terms summed."""
+    """Return the whole tensor: slices side by side, or terms summed."""
     import torch
 
     return torch.cat(pieces, int(placement[2])) if placement[0] == "S" else torch.stack(pieces).sum(0)

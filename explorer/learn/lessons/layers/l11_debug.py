@@ -49,8 +49,8 @@ def run_attention(x: Any, weights: list[Any], fault: str) -> Any:
 
 @remember(8)
 def train(fault: str) -> dict[str, Any]:
-    """A run from a checkpoint near its goal, on two data groups: losses on all samples, how far the groups' weights lie apart after each
-    step, and the bytes of its messages."""
+    """Return a run from a checkpoint near its goal, on two data groups: losses on all samples, how far the groups' weights lie apart after
+    each step, and the bytes of its messages."""
     import torch
 
     gen = torch.Generator().manual_seed(5)
@@ -80,7 +80,7 @@ def train(fault: str) -> dict[str, Any]:
 
 
 def list_messages(fault: str) -> list[tuple[str, str, int]]:
-    """What one GPU's trace of a step shows: phase, message, bytes."""
+    """Return what one GPU's trace of a step shows: phase, message, bytes."""
     tokens = SAMPLES // 2 * WIDTH * FLOAT_BYTES
     weights = WIDTH * (HEADS * HEAD // 2) + 2 * WIDTH * HEAD + HEADS * HEAD // 2 * WIDTH
     if fault == "kv":  # the second GPU has neither keys nor values of its own
@@ -169,7 +169,7 @@ def _losses_chart(sick: dict[str, Any], well: dict[str, Any]) -> Drawing:
 
 
 def _trace_chart(cluster: Cluster, fault: str) -> Drawing:
-    """The step in time, beside the plan's."""
+    """Return the step in time, beside the plan's."""
     colours = {"forward": COMPUTE, "backward": DEVICES[4], "update": DEVICES[2]}
     tracks, end = [], 0.0
     for name, which in (("plan", ""), ("this run", fault)):

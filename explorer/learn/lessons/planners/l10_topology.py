@@ -43,7 +43,7 @@ class GpuLayout:
 
 
 def two_nodes(cluster: Cluster) -> Cluster:
-    """The learner's cluster if it has several nodes, else two of its nodes on the standard network."""
+    """Return the learner's cluster if it has several nodes, else two of its nodes on the standard network."""
     if len(cluster.levels) > 1:
         levels = (cluster.levels[0], replace(cluster.levels[1], size=2))
         return replace(cluster, levels=levels)
@@ -51,13 +51,13 @@ def two_nodes(cluster: Cluster) -> Cluster:
 
 
 def gradient_bytes(learner: Learner) -> int:
-    """Bytes of all gradients: in mixed precision 4 each, as in lesson 1."""
+    """Return the bytes of all gradients: in mixed precision 4 each, as in lesson 1."""
     return learner.graph.num_params * learner.planner.workload.kept_item(2)
 
 
 def peak_bytes(learner: Learner, samples: int, tensor: int) -> int | None:
-    """Bytes at the fullest moment of one of `tensor` GPUs that take `samples` one after the other and sum their gradients; None where the
-    heads do not divide."""
+    """Return the bytes at the fullest moment of one of `tensor` GPUs that take `samples` one after the other and sum their gradients; None
+    where the heads do not divide."""
     request = replace(learner.request, batch=samples, accumulate=samples, mesh=None, recompute="none", dtype="bfloat16")
     one = Learner(request, learner.load)
     memory = megatron_memory(one, tensor) if tensor > 1 else smallest_memory(one, 1)
@@ -66,7 +66,7 @@ def peak_bytes(learner: Learner, samples: int, tensor: int) -> int | None:
 
 @remember(64)
 def list_layouts(learner: Learner, batch: int) -> tuple[GpuLayout, ...]:
-    """Every data × tensor mesh of two nodes, with Megatron-LM's four all_reduces a layer and one of all gradients."""
+    """Return every data × tensor mesh of two nodes, with Megatron-LM's four all_reduces a layer and one of all gradients."""
     cluster, layer = two_nodes(learner.cluster), learner.layer()
     n, seq = cluster.num_gpus, learner.planner.workload.seq
     weights = gradient_bytes(learner)
@@ -92,14 +92,14 @@ def list_layouts(learner: Learner, batch: int) -> tuple[GpuLayout, ...]:
 
 
 def least_volume_and_time(learner: Learner, batch: int) -> tuple[GpuLayout, GpuLayout]:
-    """The option with the least volume (of equal ones the slower, since volume cannot tell), and with the least time."""
+    """Return the option with the least volume (of equal ones the slower, since volume cannot tell), and with the least time."""
     layouts = list_layouts(learner, batch)
     layouts = tuple(o for o in layouts if o.peak is not None) or layouts  # where heads divide
     return min(layouts, key=lambda o: (o.volume, -o.seconds)), min(layouts, key=lambda o: o.seconds)
 
 
 def fastest_that_fits(learner: Learner, batch: int) -> GpuLayout | None:
-    """The option with the least time of those that fit."""
+    """Return the option with the least time of those that fit."""
     room = learner.usable_bytes
     return min(
         (o for o in list_layouts(learner, batch) if o.peak and o.peak <= room), key=lambda o: o.seconds, default=None
@@ -178,7 +178,8 @@ def _link_facts(cluster: Cluster) -> dict[str, Any]:
 
 
 def _crossing_bytes(learner: Learner, near: GpuLayout, batch: int, grads: int) -> dict[str, Any]:
-    """What a GPU sends to the other node when the groups lie across: bytes of whole tensors and of its part, and all that it sends."""
+    """Return what a GPU sends to the other node when the groups lie across: bytes of whole tensors and of its part, and all that it
+    sends."""
     cluster, layer = two_nodes(learner.cluster), learner.layer()
     per, sums = cluster.levels[0].size, 4 * layer.layers
     whole = sums * (batch // near.data * learner.planner.workload.seq * layer.hidden * 2)

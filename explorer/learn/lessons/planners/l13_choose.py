@@ -29,7 +29,7 @@ LETTERS = ("R", "S(0)", "S(1)")
 
 @remember(16)
 def score_choices(learner: Learner, block: str, devices: int) -> Candidates:
-    """All 3^7 choices on `devices` neighbouring GPUs, scored by the planner."""
+    """Return all 3^7 choices on `devices` neighbouring GPUs, scored by the planner."""
     planner, mesh = placing.on_neighbours(learner, devices), DeviceMesh(("tensor",), (devices,))
     model: CostModel = cost_model(planner.cluster, mesh, replace(planner.workload, zero=0))
     candidates = score_candidates(
@@ -40,12 +40,12 @@ def score_choices(learner: Learner, block: str, devices: int) -> Candidates:
 
 
 def row_of_choice(values: Values) -> int:
-    """The row of the learner's choice among the candidates."""
+    """Return the row of the learner's choice among the candidates."""
     return choice_row([str(values[w]) for w in WEIGHTS])
 
 
 def best_within(candidates: Candidates, mine: int) -> int:
-    """The candidate that communicates least with no more memory than the learner's; of equal ones the smallest."""
+    """Return the candidate that communicates least with no more memory than the learner's; of equal ones the smallest."""
     room = candidates.memory_bytes[mine] if np.isfinite(candidates.memory_bytes[mine]) else np.inf
     comm = np.where(candidates.memory_bytes <= room, candidates.comm_s, np.inf)
     # `lexsort` sorts by its last key first.
@@ -53,13 +53,13 @@ def best_within(candidates: Candidates, mine: int) -> int:
 
 
 def list_messages(learner: Learner, block: str, devices: int, letters: list[str]) -> tuple[placing.BlockMessage, ...]:
-    """Every collective of one layer with its seven weights placed so; none where that cannot run."""
+    """Return every collective of one layer with its seven weights placed so; none where that cannot run."""
     case = arranged.arrange_by_hand(learner, devices, tuple(letters))
     return tuple(m.sent for m in case.messages) if case else ()
 
 
 def arrange_choice(learner: Learner, values: Values) -> ArrangedBlock | None:
-    """The block as the learner placed it; None if that cannot run."""
+    """Return the block as the learner placed it; None if that cannot run."""
     return arranged.arrange_by_hand(learner, int(values["t"]), tuple(str(values[w]) for w in WEIGHTS))
 
 
@@ -97,7 +97,8 @@ def _letters_of_row(candidates: Candidates, row: int) -> tuple[str, ...]:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """The block to build, the messages it causes, all candidates, the optimum as a block, why it is better, and the best plan of the model."""
+    """Return the block to build, the messages it causes, all candidates, the optimum as a block, why it is better, and the best plan of the
+    model."""
     learner, block, note = with_llama_block(learner)
     devices = int(values["t"])
     c, usual = _choose_layouts(learner, block, values), arranged.arrange_megatron(learner, devices, False)
@@ -142,13 +143,13 @@ def live(learner: Learner, values: Values) -> Live:
 
 
 def _is_dealt_out(case: ArrangedBlock) -> bool:
-    """Whether the optimizer's parts of weights that are whole in use are dealt out."""
+    """Return whether the optimizer's parts of weights that are whole in use are dealt out."""
     assert case.plan, "only a case that runs"
     return any(split_of(p, case.plan.mesh).stored > 1 for p in case.plan.blocks[case.block].params.values())
 
 
 def _find_dominating(comm: Any, memory: Any, row: int) -> Any:
-    """Which choices send no longer and keep no more, and one of both less."""
+    """Return which choices send no longer and keep no more, and one of both less."""
     no_worse = (comm <= comm[row]) & (memory <= memory[row])
     return no_worse & ((comm < comm[row]) | (memory < memory[row]))
 
@@ -166,20 +167,20 @@ def _draw_builder(learner: Learner, values: Values, c: _Choice, mine_s: float) -
 
 
 def _stream_bytes(learner: Learner) -> int:
-    """Bytes of the residual stream of all samples."""
+    """Return the bytes of the residual stream of all samples."""
     load = learner.planner.workload
     return load.batch * load.seq * learner.layer().hidden * 2
 
 
 def _all_reduce_s(learner: Learner, devices: int) -> float:
-    """Seconds of one all_reduce of a layer's activations."""
+    """Return the seconds of one all_reduce of a layer's activations."""
     load = learner.planner.workload
     model = cost_model(placing.on_neighbours(learner, devices).cluster, DeviceMesh(("tensor",), (devices,)), load)
     return collective_time("all_reduce", _stream_bytes(learner), model.links[0])[0]
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:
-    """The block whose candidates are meant."""
+    """Return the block whose candidates are meant."""
     shown, block, _ = with_llama_block(learner)
     return {**({} if shown is learner else {"model": STANDARD_MODEL}), "block": block}
 

@@ -19,7 +19,7 @@ EXPERTS, TOKENS, GPU_TOKENS = 8, 256, 2048
 
 @remember(64)
 def choose_experts(skew: int, seed: int) -> tuple[int, ...]:
-    """The expert of each of `TOKENS` tokens, when the router likes some experts more."""
+    """Return the expert of each of `TOKENS` tokens, when the router likes some experts more."""
     import torch
 
     gen = torch.Generator().manual_seed(seed)
@@ -29,13 +29,13 @@ def choose_experts(skew: int, seed: int) -> tuple[int, ...]:
 
 
 def tokens_by_expert(skew: int, seed: int) -> tuple[int, ...]:
-    """How many tokens go to each expert."""
+    """Return how many tokens go to each expert."""
     experts = choose_experts(skew, seed)
     return tuple(experts.count(i) for i in range(EXPERTS))
 
 
 def tokens_at_home(skew: int, seed: int) -> tuple[int, ...]:
-    """How many of each expert's tokens live on its GPU already; an eighth of all tokens lives on each, in order."""
+    """Return how many of each expert's tokens live on its GPU already; an eighth of all tokens lives on each, in order."""
     experts, each = choose_experts(skew, seed), TOKENS // EXPERTS
     return tuple(experts[i * each : (i + 1) * each].count(i) for i in range(EXPERTS))
 
@@ -51,31 +51,32 @@ def apply_capacity(load: tuple[int, ...], factor: int) -> tuple[int, int, int]:
 
 
 def expert_compute_s(learner: Learner) -> float:
-    """Seconds of all layers' experts forward on one GPU with `GPU_TOKENS` tokens, if all are equally busy."""
+    """Return the seconds of all layers' experts forward on one GPU with `GPU_TOKENS` tokens, if all are equally busy."""
     return learner.experts().flops * GPU_TOKENS / learner.cluster.gpu.flops_per_s(learner.planner.workload.dtype)
 
 
 @remember(16)
 def fsdp_step_s(learner: Learner) -> float:
-    """Seconds of a step of the learner's model under FSDP on the learner's cluster, as the planner prices it."""
+    """Return the seconds of a step of the learner's model under FSDP on the learner's cluster, as the planner prices it."""
     return price_usual(learner, "FSDP (ZeRO-3)", GPU_TOKENS).plan.cost.step_time_s
 
 
 def expert_parallel_size(learner: Learner) -> int:
-    """The number of GPUs that share the model's experts, each with as many; 1 where they cannot be dealt out evenly. At most as many as
-    experts are drawn, whose loads the prices take."""
+    """Return the number of GPUs that share the model's experts, each with as many; 1 where they cannot be dealt out evenly. At most as many
+    as experts are drawn, whose loads the prices take."""
     return math.gcd(learner.cluster.num_gpus, learner.experts().count, EXPERTS)
 
 
 def fullest_over_mean(load: tuple[int, ...], devices: int) -> float:
-    """The load of the fullest of `devices` GPUs over the mean, if the experts are dealt out to them in order."""
+    """Return the load of the fullest of `devices` GPUs over the mean, if the experts are dealt out to them in order."""
     each = EXPERTS // devices
     return max(sum(load[i * each : (i + 1) * each]) for i in range(devices)) * devices / sum(load)
 
 
 @remember(64)
 def expert_parallel_step_s(learner: Learner, imbalance: float) -> float:
-    """The same with experts dealt out, where the fullest GPU has `imbalance` times the mean of the tokens; 0 where they cannot be dealt out."""
+    """Return the same with experts dealt out, where the fullest GPU has `imbalance` times the mean of the tokens; 0 where they cannot be
+    dealt out."""
     fair, samples, _ = with_samples(learner, GPU_TOKENS)
     devices, n = expert_parallel_size(learner), fair.cluster.num_gpus
     uneven = Learner(replace(fair.request, expert_imbalance=imbalance), fair.load)

@@ -60,8 +60,8 @@ def causal_pairs(n: int, zigzag: bool) -> list[int]:
 
 
 def sent(layer: Layer, tokens: int, n: int) -> dict[str, float]:
-    """Bytes that each of n GPUs sends forward in one layer for a text of `tokens`: keys and values round the ring; or queries, keys, values
-    and results exchanged by heads."""
+    """Return the bytes that each of n GPUs sends forward in one layer for a text of `tokens`: keys and values round the ring; or queries,
+    keys, values and results exchanged by heads."""
     heads, keys = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
     exchanged = (2 * heads + 2 * keys) * tokens * ITEM_BYTES
     return {
@@ -71,13 +71,13 @@ def sent(layer: Layer, tokens: int, n: int) -> dict[str, float]:
 
 
 def attention_s(learner: Learner, layer: Layer, tokens: int, n: int) -> float:
-    """Seconds of a layer's causal attention forward on one of n GPUs, at the GPU's rate of products."""
+    """Return the seconds of a layer's causal attention forward on one of n GPUs, at the GPU's rate of products."""
     flops = 2 * tokens**2 * layer.heads * layer.head_dim  # 2 products of 2 FLOPs, of which the causal mask leaves half
     return flops / n / learner.cluster.gpu.flops_per_s(learner.planner.workload.dtype)
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """The ring in motion, the bytes, balance, heads, and what the planner prices."""
+    """Return the ring in motion, the bytes, balance, heads, and what the planner prices."""
     n, tokens = int(values["n"]), int(values["tokens"])
     learner, numbers_note = with_16_bit_products(learner)
     learner, note = learner.transformer()
@@ -147,7 +147,7 @@ def _ring_film(c: dict[str, Any], n: int) -> Film:
 
 
 def accepts_length(learner: Learner, tokens: int) -> bool:
-    """Whether the model has positions for so long a text."""
+    """Return whether the model has positions for so long a text."""
     try:
         return bool(Learner(replace(learner.request, seq=tokens)).graph)
     except InputError:
@@ -182,14 +182,14 @@ def price_layouts(learner: Learner, tokens: int, n: int) -> dict[str, tuple[int,
 
 
 def choose_own_plan(learner: Learner, tokens: int, n: int) -> Plan | None:
-    """What the planner chooses itself for as many texts as the shared ways have in a step, if there are such ways."""
+    """Return what the planner chooses itself for as many texts as the shared ways have in a step, if there are such ways."""
     longer = Learner(replace(learner.request, seq=tokens))
     gpus = longer.cluster.num_gpus
     return choose_plan(longer, gpus // n, recompute="full") if n < gpus and gpus % n == 0 else None
 
 
 def _price_facts(learner: Learner, tokens: int, n: int) -> dict[str, Any]:
-    """What the planner prices; where the model has one length, or no positions for this one, why not."""
+    """Return what the planner prices; where the model has one length, or no positions for this one, why not."""
     facts: dict[str, Any] = dict.fromkeys(("one_length", "too_long", "ring_merges", "own", "fits"))
     facts["priced"] = {}
     if learner.load is not None or "vocab_size" not in learner.graph.config:

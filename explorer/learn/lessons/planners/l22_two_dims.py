@@ -51,12 +51,12 @@ def multiply_tiles(kind: str) -> dict[str, Any]:
 
 
 def list_meshes(n: int) -> list[tuple[int, int]]:
-    """All d1 × d2 = n with powers of two."""
+    """Return all d1 × d2 = n with powers of two."""
     return [(d1, n // d1) for d1 in (*COUNTS[::-1], 2, 1) if n % d1 == 0 and d1 <= n]
 
 
 def layer_matrices(layer: Layer) -> tuple[LayerMatrix, ...]:
-    """The four weights of a layer in features; q, k and v are one, and so are a gate and the weight beside it."""
+    """Return the four weights of a layer in features; q, k and v are one, and so are a gate and the weight beside it."""
     heads = layer.heads * layer.head_dim
     return (
         LayerMatrix("qkv", layer.hidden, heads + 2 * layer.kv_heads * layer.head_dim, column_first=True),
@@ -74,7 +74,7 @@ def summed_features(layer: Layer) -> tuple[int, int]:
 
 
 def axis_ratio(layer: Layer) -> float:
-    """How many times as much goes over axis 2 as over axis 1; 3 for GPT's layer, as in ATP's paper."""
+    """Return how many times as much goes over axis 2 as over axis 1; 3 for GPT's layer, as in ATP's paper."""
     first, second = summed_features(layer)
     return second / first
 
@@ -85,13 +85,13 @@ def ring_cost(layer: Layer, mesh: tuple[int, int], b1: float, b2: float) -> floa
 
 
 def ring_s(layer: Layer, tokens: int, mesh: tuple[int, int], b1: float, b2: float) -> float:
-    """Seconds per step of a model's all_reduces in rings over two even networks of `b1` and `b2` bytes per second."""
+    """Return the seconds per step of a model's all_reduces in rings over two even networks of `b1` and `b2` bytes per second."""
     per_layer = 2 * tokens * ITEM_BYTES * summed_features(layer)[0] / (mesh[0] * mesh[1])
     return layer.layers * per_layer * ring_cost(layer, mesh, b1, b2)
 
 
 def best_mesh(layer: Layer, n: int, b1: float, b2: float) -> tuple[int, int]:
-    """The mesh with the least ring time; on a tie the one with the larger d1."""
+    """Return the mesh with the least ring time; on a tie the one with the larger d1."""
     return min(list_meshes(n), key=lambda mesh: ring_cost(layer, mesh, b1, b2))
 
 
@@ -109,7 +109,7 @@ def take_neighbours(cluster: Cluster, n: int) -> Cluster | None:
 
 
 def links_s(layer: Layer, tokens: int, mesh: tuple[int, int], cluster: Cluster) -> float:
-    """Seconds per step of the same all_reduces on the cluster's links, as the planner times them."""
+    """Return the seconds per step of the same all_reduces on the cluster's links, as the planner times them."""
     links = axis_links(cluster, DeviceMesh(("first", "second"), mesh))
     sent = [r for r in reductions(*mesh, layer_matrices(layer)) if mesh[r.axis - 1] > 1]
     return layer.layers * sum(
@@ -165,7 +165,7 @@ def _shape_facts(layer: Layer) -> dict[str, Any]:
 
 
 def _links_facts(wires: dict[tuple[int, int], float], n: int) -> dict[str, Any]:
-    """The quickest mesh on the learner's own links, which are not even; None where the GPUs do not divide evenly."""
+    """Return the quickest mesh on the learner's own links, which are not even; None where the GPUs do not divide evenly."""
     if not wires:
         return {"real": None}
     real = min(wires, key=lambda m: wires[m])
@@ -173,7 +173,7 @@ def _links_facts(wires: dict[tuple[int, int], float], n: int) -> dict[str, Any]:
 
 
 def _offered_meshes(layer: Layer, n: int, ratio: int) -> dict[str, Any]:
-    """The meshes that the question offers, with what the formula gives: the best, Megatron-LM's and the nearest others."""
+    """Return the meshes that the question offers, with what the formula gives: the best, Megatron-LM's and the nearest others."""
     quickest, cost = best_mesh(layer, n, 1, ratio), {m: ring_cost(layer, m, 1, ratio) for m in list_meshes(n)}
     others = sorted((m for m in cost if m != quickest), key=lambda m: (m != (n, 1), m != (1, n), cost[m]))[:3]
     # The right answer stands in another place for each number of GPUs, and in the same one at each visit.
@@ -182,7 +182,7 @@ def _offered_meshes(layer: Layer, n: int, ratio: int) -> dict[str, Any]:
 
 
 def sent_bytes(layer: Layer, tokens: int, mesh: tuple[int, int]) -> int:
-    """Bytes that one GPU sends in a step's all_reduces on a mesh."""
+    """Return the bytes that one GPU sends in a step's all_reduces on a mesh."""
     sums = [r for r in reductions(*mesh, layer_matrices(layer)) if mesh[r.axis - 1] > 1]
     return layer.layers * sum(
         wire_bytes("all_reduce", int(r.share * tokens * ITEM_BYTES), mesh[r.axis - 1]) for r in sums
@@ -190,13 +190,14 @@ def sent_bytes(layer: Layer, tokens: int, mesh: tuple[int, int]) -> int:
 
 
 def _gain_of_mesh(layer: Layer, n: int, ratio: int) -> tuple[int, tuple[int, int], float]:
-    """A number of GPUs, their best mesh, and its time over Megatron-LM's."""
+    """Return a number of GPUs, their best mesh, and its time over Megatron-LM's."""
     mesh = best_mesh(layer, n, 1, ratio)
     return n, mesh, ring_cost(layer, mesh, 1, ratio) / ring_cost(layer, (n, 1), 1, ratio)
 
 
 def summing_film(c: dict[str, Any], kind: str) -> Film:
-    """The one all_reduce of a weight on a 2×2 mesh: over axis 2 GPUs 0 and 1, 2 and 3 exchange terms, over axis 1 0 and 2, 1 and 3."""
+    """Return the one all_reduce of a weight on a 2×2 mesh: over axis 2 GPUs 0 and 1, 2 and 3 exchange terms, over axis 1 0 and 2, 1 and
+    3."""
     places = [(a, b) for a in range(2) for b in range(2)]
     other = {(a, b): (a, 1 - b) if kind == "column-first" else (1 - a, b) for a, b in places}
     wide = int(c["terms"][0, 0].shape[1])
@@ -228,7 +229,8 @@ def summing_film(c: dict[str, Any], kind: str) -> Film:
 
 
 def _list_reductions(layer: Layer, d1: int, d2: int) -> list[tuple[str, ...]]:
-    """Every all_reduce of a layer and all together: phase, weight, axis, the tensor of a GPU, what it sends, and that of all parts."""
+    """Return every all_reduce of a layer and all together: phase, weight, axis, the tensor of a GPU, what it sends, and that of all
+    parts."""
     rows: list[tuple[str, ...]] = []
     for r in reductions(d1, d2, layer_matrices(layer)):
         share = r.share / layer.hidden
@@ -247,7 +249,7 @@ def _list_reductions(layer: Layer, d1: int, d2: int) -> list[tuple[str, ...]]:
 
 
 def _chunk_times(learner: Learner, mesh: tuple[int, int], chunks: int, b2: float) -> tuple[float, float, Any]:
-    """Seconds of a layer's feed-forward products, of their all_reduces forward, and ATP's timeline of both."""
+    """Return the seconds of a layer's feed-forward products, of their all_reduces forward, and ATP's timeline of both."""
     layer, load = learner.layer(), learner.planner.workload
     d1, d2 = mesh
     tokens = load.batch * load.seq

@@ -40,7 +40,7 @@ class ModelSearch:
 
 
 def foldable_learner(learner: Learner) -> tuple[Learner, str]:
-    """A learner whose model has equal copies one after the other, and a sentence if it is another model."""
+    """Return a learner whose model has equal copies one after the other, and a sentence if it is another model."""
     layered, note = learner.transformer()
     if _run_table(layered, 2) is not None:
         return layered, note
@@ -56,14 +56,14 @@ def _run_table(learner: Learner, devices: int) -> RunTable | None:
 
 @remember(32)
 def search_model(learner: Learner, devices: int) -> ModelSearch:
-    """The table and the answer; call it on what `foldable_learner` gives."""
+    """Return the table and the answer; call it on what `foldable_learner` gives."""
     run, (problem, budget) = _run_table(learner, devices), make_problem(learner, devices)
     assert run is not None
     return ModelSearch(run, search_within_budget(problem, budget=budget), budget)
 
 
 def make_problem(learner: Learner, devices: int) -> tuple[Problem, float]:
-    """What is searched, the learner's model on some neighbours, and the memory allowed on each."""
+    """Return what is searched, the learner's model on some neighbours, and the memory allowed on each."""
     planner = placing.on_neighbours(learner, devices)
     # one stage, FSDP's if the learner leaves it open: tables of all stages are larger, and their proof takes longer than a page may
     zero = 3 if learner.request.zero is None else None
@@ -105,7 +105,8 @@ def block_choices(learner: Learner, devices: int, share: int) -> tuple[Floats, F
 
 
 def round_to_microseconds(run: RunTable) -> RunTable:
-    """The same with the table of a copy in whole microseconds and that of all copies made from it: what is shown adds up as shown."""
+    """Return the same with the table of a copy in whole microseconds and that of all copies made from it: what is shown adds up as
+    shown."""
     run = replace(run, copy_seconds=run.copy_seconds.round(6))
     return replace(run, run_seconds=table_powers(run)[-1][1])
 
@@ -155,7 +156,7 @@ def _power_of_ten(exponent: float) -> str:
 
 
 def _entry_states(run: RunTable) -> list[int]:
-    """The states that a copy can begin in."""
+    """Return the states that a copy can begin in."""
     return [i for i in range(len(run.states)) if np.isfinite(run.copy_seconds[i]).any()]
 
 
@@ -164,7 +165,7 @@ def _format_ms(value: float) -> str:
 
 
 def _find_least_copy(run: RunTable) -> dict[str, Any]:
-    """The table of one copy, and its least entry."""
+    """Return the table of one copy, and its least entry."""
     shown = _entry_states(run)
     i, j = np.unravel_index(int(run.copy_seconds.argmin()), run.copy_seconds.shape)
     return {
@@ -201,7 +202,7 @@ def _find_least_pair(run: RunTable) -> dict[str, Any]:
 
 
 def _find_least_run(run: RunTable, exact: RunTable) -> dict[str, Any]:
-    """The least by the number of copies, from the rounded table and from the planner's."""
+    """Return the least by the number of copies, from the rounded table and from the planner's."""
     i, j = _best_ends(run)
     rows = [
         (n, num_products(n), _format_ms(float(t[i, j])), _format_ms(n * float(run.copy_seconds.min())))
@@ -259,7 +260,7 @@ def _marks(p: MemoryPrice, frame: CloudFrame) -> list[str]:
 
 
 def _clip(p: MemoryPrice, x: float, y: float, most: float) -> tuple[float, float]:
-    """The end of the line, moved along it into the picture."""
+    """Return the end of the line, moved along it into the picture."""
     inside = min(max(y, 0.0), most)
     return x + (y - inside) / p.price, inside
 

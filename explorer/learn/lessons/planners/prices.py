@@ -25,7 +25,8 @@ class MemoryPrice:
 
 
 def price_memory(ms: Floats, gib: Floats, room: float) -> MemoryPrice:
-    """The price at which the bound `min(ms + price * gib) - price * room` is highest. It is the slope of the lower hull at `room`."""
+    """Return the price at which the bound `min(ms + price * gib) - price * room` is highest. It is the slope of the lower hull at
+    `room`."""
     order = np.lexsort((ms, gib))
     hull: list[int] = []
     for i in map(int, order):
@@ -45,5 +46,5 @@ def price_memory(ms: Floats, gib: Floats, room: float) -> MemoryPrice:
 
 
 def _is_above_hull(ms: Floats, gib: Floats, a: int, b: int, c: int) -> bool:
-    """Whether b lies above the line from a to c."""
+    """Return whether b lies above the line from a to c."""
     return bool((ms[b] - ms[a]) * (gib[c] - gib[a]) >= (ms[c] - ms[a]) * (gib[b] - gib[a]))

@@ -35,7 +35,7 @@ def node_link(cluster: Cluster, n: int) -> AxisLink:
 
 
 def hop_seconds(link: AxisLink) -> tuple[float, float]:
-    """Seconds of one hop of a ring and of one of a tree between the members."""
+    """Return the seconds of one hop of a ring and of one of a tree between the members."""
     stage = link.stages[0]
     return link.summing * stage.latency_s, stage.tree_latency_s or stage.latency_s
 
@@ -59,7 +59,7 @@ def describe_origin(cluster: Cluster) -> dict[str, Any]:
 
 
 def all_reduce_times(link: AxisLink, size: float) -> dict[str, float]:
-    """Seconds of an all_reduce by ring, by a tree that passes whole tensors, and by a tree that passes pieces."""
+    """Return the seconds of an all_reduce by ring, by a tree that passes whole tensors, and by a tree that passes pieces."""
     n, (ring, tree), rate = link.size, hop_seconds(link), link.stages[0].bytes_per_s
     start, rounds = link.summing * link.launch_s, math.log2(link.size)
     moved = 2 * (n - 1) / n * size / rate
@@ -76,7 +76,7 @@ def collective_s(fixed_s: float, moved_s: float, curve: float) -> float:
 
 
 def run_ring(numbers: list[int]) -> list[list[int]]:
-    """What each member of a ring holds after every hop, when one number goes round and is added up, then handed on."""
+    """Return what each member of a ring holds after every hop, when one number goes round and is added up, then handed on."""
     now, states = list(numbers), [list(numbers)]
     n = len(now)
     for hop in range(2 * (n - 1)):
@@ -88,7 +88,7 @@ def run_ring(numbers: list[int]) -> list[list[int]]:
 
 
 def run_tree(numbers: list[int]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    """The same in a tree: after every round what each holds, and who sent to whom in it."""
+    """Return the same in a tree: after every round what each holds, and who sent to whom in it."""
     now, n = list(numbers), len(numbers)
     rounds: list[tuple[list[int], list[tuple[int, int]]]] = [(list(now), [])]
     levels = [1 << k for k in range(round(math.log2(n)))]
@@ -106,7 +106,7 @@ def run_tree(numbers: list[int]) -> list[tuple[list[int], list[tuple[int, int]]]
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """A ring and a tree with real numbers, hops, bytes, the switch, and what the planner prices."""
+    """Return a ring and a tree with real numbers, hops, bytes, the switch, and what the planner prices."""
     n, size, cluster = int(values["n"]), int(values["bytes"]), learner.cluster
     link = node_link(cluster, n)
     times = all_reduce_times(link, size)
@@ -233,13 +233,13 @@ def _bytes_chart(link: AxisLink, size: int) -> Drawing:
 
 
 def _node_link(cluster: Cluster) -> AxisLink:
-    """All GPUs of one node."""
+    """Return all GPUs of one node."""
     per = cluster.levels[0].size
     return axis_links(replace(cluster, levels=(cluster.levels[0],)), DeviceMesh(("inside",), (per,)))[0]
 
 
 def _switch_facts(cluster: Cluster, size: int) -> dict[str, float]:
-    """The share of the ring's transfer that a switch leaves in a node, and seconds with and without it."""
+    """Return the share of the ring's transfer that a switch leaves in a node, and seconds with and without it."""
     link = _node_link(cluster)
     took = {
         name: collective_time("all_reduce", size, x)[0]
@@ -249,7 +249,7 @@ def _switch_facts(cluster: Cluster, size: int) -> dict[str, float]:
 
 
 def _priced_groups(cluster: Cluster, n: int) -> list[tuple[str, AxisLink, str]]:
-    """The groups that the planner prices: their names, links, and how an all_reduce runs on them."""
+    """Return the groups that the planner prices: their names, links, and how an all_reduce runs on them."""
     per, inside = cluster.levels[0].size, _node_link(cluster)
     cases = [(f"{per} GPUs of a node", inside, "switch" if inside.in_switch < 1 else "ring")]
     if len(cluster.levels) > 1:
@@ -261,7 +261,7 @@ def _priced_groups(cluster: Cluster, n: int) -> list[tuple[str, AxisLink, str]]:
 
 
 def _widest_group_facts(cases: list[tuple[str, AxisLink, str]], size: int) -> dict[str, Any] | None:
-    """The last group of several nodes: its sum, its gather, and the sum of one GPU of each node."""
+    """Return the last group of several nodes: its sum, its gather, and the sum of one GPU of each node."""
     if len(cases) == 1:
         return None
     name, link, _ = cases[-1]

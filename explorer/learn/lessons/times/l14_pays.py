@@ -52,18 +52,18 @@ class LayerTimes:
 
 
 def layer_weights(layer: Layer) -> int:
-    """Parameters of a layer's products: q, k, v, o, and two or three of the feed-forward part."""
+    """Return the parameters of a layer's products: q, k, v, o, and two or three of the feed-forward part."""
     heads, keys = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
     return layer.hidden * (2 * heads + 2 * keys + (2 + layer.gated) * layer.inner)
 
 
 def scale_outer_links(cluster: Cluster, eighths: int) -> Cluster:
-    """The cluster with its outermost links at so many eighths of their speed."""
+    """Return the cluster with its outermost links at so many eighths of their speed."""
     return cluster.with_bandwidth(eighths / 8, len(cluster.levels) - 1)
 
 
 def layer_times(learner: Learner, tokens: int, speed: int) -> LayerTimes:
-    """What a layer computes and sends: gathered over all GPUs (FSDP), or summed inside a node (tensor parallelism)."""
+    """Return what a layer computes and sends: gathered over all GPUs (FSDP), or summed inside a node (tensor parallelism)."""
     layer, cluster = learner.layer(), scale_outer_links(learner.cluster, speed)
     weights, n, t = layer_weights(layer), cluster.num_gpus, gpus_per_node(cluster)
     compute = 2 * weights / cluster.gpu.flops_per_s(learner.planner.workload.dtype)
@@ -73,7 +73,7 @@ def layer_times(learner: Learner, tokens: int, speed: int) -> LayerTimes:
 
 
 def sums_s(layer: Layer, cluster: Cluster, degree: int, tokens: int) -> float:
-    """Seconds of a layer's two all_reduces forward over `degree` neighbours with `tokens` for each GPU of the group."""
+    """Return the seconds of a layer's two all_reduces forward over `degree` neighbours with `tokens` for each GPU of the group."""
     if degree == 1:
         return 0.0
     mesh = DeviceMesh(("data", "tensor"), (cluster.num_gpus // degree, degree))
@@ -98,26 +98,26 @@ def list_layouts(cluster: Cluster) -> dict[str, Layout]:
 
 @remember(64)
 def price_layouts(learner: Learner, tokens: int) -> dict[str, PricedLayout]:
-    """The planner's plan of each contender that the model can follow, with so many tokens per GPU."""
+    """Return the planner's plan of each contender that the model can follow, with so many tokens per GPU."""
     learner, samples, _ = with_samples(learner, tokens)
     cases = {name: price_layout(learner, layout, samples) for name, layout in list_layouts(learner.cluster).items()}
     return {name: case for name, case in cases.items() if case}
 
 
 def best_layout(cases: dict[str, PricedLayout], cluster: Cluster) -> str:
-    """The quickest contender that fits, else the one that needs the least memory."""
+    """Return the quickest contender that fits, else the one that needs the least memory."""
     quickest = rank_layouts(cases, cluster)
     return quickest[0] if quickest else min(cases, key=lambda name: cases[name].plan.cost.memory_bytes["peak"])
 
 
 def rank_layouts(cases: dict[str, PricedLayout], cluster: Cluster) -> list[str]:
-    """The contenders that fit, the quickest first."""
+    """Return the contenders that fit, the quickest first."""
     took = {name: sum(case.seconds(cluster)) for name, case in cases.items() if case.plan.fits}
     return sorted(took, key=lambda name: took[name])
 
 
 def fastest_with_ties(cases: dict[str, PricedLayout], cluster: Cluster) -> str:
-    """The quickest that fits, and every other that ties with it."""
+    """Return the quickest that fits, and every other that ties with it."""
     order = rank_layouts(cases, cluster)
     if not order:
         return "none fits"
@@ -129,7 +129,7 @@ def fastest_with_ties(cases: dict[str, PricedLayout], cluster: Cluster) -> str:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """The roofline, a gather against compute, the crossing, sums by degree, the planner's prices, and the map."""
+    """Return the roofline, a gather against compute, the crossing, sums by degree, the planner's prices, and the map."""
     tokens, speed = int(values["tokens"]), int(values["speed"])
     learner, _, note = with_samples(learner, max(TOKENS))
     layer, cluster, gpu = learner.layer(), scale_outer_links(learner.cluster, speed), learner.cluster.gpu
@@ -194,7 +194,7 @@ def intensity(layer: Layer, tokens: int, degree: int) -> float:
 
 
 def _data_sheet_ridge(gpu: Gpu, dtype: str) -> float:
-    """The ridge by the data sheet."""
+    """Return the ridge by the data sheet."""
     peaks = dict(gpu.peak_flops)
     return peaks.get(dtype, min(peaks.values())) / gpu.memory_bytes_per_s
 
@@ -213,7 +213,7 @@ def _roofline_chart(layer: Layer, gpu: Gpu, dtype: str, tokens: int) -> Drawing:
 
 
 def _make_sketch(learner: Learner, speed: int) -> Prediction:
-    """A prediction to draw: what a layer waits for at few and at many tokens."""
+    """Return a prediction to draw: what a layer waits for at few and at many tokens."""
     times = {t: layer_times(learner, t, speed) for t in SKETCH_TOKENS}
     w = times[SKETCH_TOKENS[0]]
     compute, sums = {t: t * w.compute_s for t in SKETCH_TOKENS}, {t: t * times[t].sums_s for t in SKETCH_TOKENS}
@@ -235,7 +235,7 @@ def _crossing_chart(w: LayerTimes, tokens: int) -> Drawing:
 
 
 def _map_rows(learner: Learner) -> list[tuple[str, ...]]:
-    """A row for each number of tokens: the quickest that fits at each speed, and what ties with it."""
+    """Return a row for each number of tokens: the quickest that fits at each speed, and what ties with it."""
     rows = []
     for count in TOKENS:
         cases = price_layouts(learner, count)
@@ -249,7 +249,7 @@ def _map_rows(learner: Learner) -> list[tuple[str, ...]]:
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:
-    """The planner with the lesson's tokens and speed of links."""
+    """Return the planner with the lesson's tokens and speed of links."""
     speed, outer = int(values["speed"]), learner.cluster.levels[-1]
     settings = token_settings(learner, int(values["tokens"]))
     place = dict(enumerate(("intra", "inter"))).get(len(learner.cluster.levels) - 1)

@@ -65,7 +65,7 @@ class Phase:
 
 
 def plan_layout(learner: Learner, layout_name: str, tokens: int) -> tuple[PricedLayout, str]:
-    """The plan of a way to use all GPUs, and a sentence where the model cannot follow it."""
+    """Return the plan of a way to use all GPUs, and a sentence where the model cannot follow it."""
     learner, samples, note = with_samples(learner, tokens)
     n, t, usual = learner.cluster.num_gpus, gpus_per_node(learner.cluster), usual_layouts(learner.cluster)
     tensor = Layout(fsdp=n // t, tp=t, sp=True)
@@ -81,7 +81,7 @@ def plan_layout(learner: Learner, layout_name: str, tokens: int) -> tuple[Priced
 
 
 def main_layer(case: PricedLayout) -> PricedUnit:
-    """The block that most of the step is spent in."""
+    """Return the block that most of the step is spent in."""
     inner = [u for u in case.units if u.label]
     return max(inner or case.units, key=lambda u: u.copies * (u.forward_s + u.backward_s))
 
@@ -107,7 +107,7 @@ def layer_phases(case: PricedLayout) -> tuple[Phase, Phase]:
 
 
 def shown(case: PricedLayout) -> dict[str, float]:
-    """Seconds of a step by what it is spent on; they add up to the step."""
+    """Return the seconds of a step by what it is spent on; they add up to the step."""
     cost, planner = case.plan.cost, case.planner
     seconds = dict.fromkeys(REASONS, 0.0)
     for part in exposed_parts(case.plan.blocks, planner.graph, case.model, planner.coarse):
@@ -118,7 +118,7 @@ def shown(case: PricedLayout) -> dict[str, float]:
 
 @remember(64)
 def gather_times(case: PricedLayout) -> tuple[int, float, float]:
-    """The layer's weights: how many there are, seconds to gather them one by one, and in one bucket, over all GPUs."""
+    """Return the layer's weights: how many there are, seconds to gather them one by one, and in one bucket, over all GPUs."""
     block: Block = case.planner.graph.blocks[BlockLabel.parse(main_layer(case).label).block]
     sizes = [
         ITEM_BYTES[v.meta.dtype] * math.prod(v.meta.shape)
@@ -194,22 +194,22 @@ def _phase_numbers(forward: Phase, backward: Phase) -> dict[str, float]:
 
 
 def item_bytes(case: PricedLayout) -> int:
-    """Bytes of a number in the dtype that computes."""
+    """Return the bytes of a number in the dtype that computes."""
     return ITEM_BYTES[case.planner.workload.dtype]
 
 
 def update_bytes(case: PricedLayout) -> dict[str, int]:
-    """Bytes that the update of one parameter moves, by what they are."""
+    """Return the bytes that the update of one parameter moves, by what they are."""
     return optimizer_bytes(item_bytes(case), case.planner.workload, case.model.software.optimizer_kernels)
 
 
 def num_updated(case: PricedLayout) -> float:
-    """Parameters that one GPU's optimizer updates."""
+    """Return the parameters that one GPU's optimizer updates."""
     return case.plan.cost.optimizer_time_s * case.planner.cluster.gpu.bytes_per_s / sum(update_bytes(case).values())
 
 
 def name_of_model(case: PricedLayout) -> str:
-    """The model as people call it."""
+    """Return the model as people call it."""
     return MODELS.get(case.planner.graph.name, case.planner.graph.name)
 
 
@@ -236,7 +236,7 @@ def _stream_chart(phase: Phase, *, back: bool) -> Drawing:
 
 
 def _price_ways(learner: Learner, tokens: int) -> list[tuple[str, str, Plan, Any]]:
-    """Every way with its name, its plan, and the band of its price."""
+    """Return every way with its name, its plan, and the band of its price."""
     control, prices = LESSON.controls[0], []
     for option in map(str, control.options):
         case, _ = plan_layout(learner, option, tokens)
@@ -245,7 +245,7 @@ def _price_ways(learner: Learner, tokens: int) -> list[tuple[str, str, Plan, Any
 
 
 def _closest_pair(learner: Learner, tokens: int) -> dict[str, Any] | None:
-    """The two quickest ways that fit, as an example of the rule."""
+    """Return the two quickest ways that fit, as an example of the rule."""
     control = LESSON.controls[0]
     cases = {option: plan_layout(learner, str(option), tokens)[0] for option in control.options}
     names_ = {id(case): control.name(option) for option, case in cases.items()}
@@ -262,12 +262,12 @@ def _closest_pair(learner: Learner, tokens: int) -> dict[str, Any] | None:
 
 
 def deciding_traffic_s(p: Phase) -> float:
-    """Seconds of traffic beside a layer from which on the traffic is the longer side."""
+    """Return the seconds of traffic beside a layer from which on the traffic is the longer side."""
     return (p.compute + p.waits) / (1 - p.contention)
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:
-    """The lesson's tokens."""
+    """Return the lesson's tokens."""
     return token_settings(learner, int(values["tokens"]))
 
 

@@ -35,7 +35,7 @@ STAGES = {"data parallel": 0, "ZeRO-1": 1, "ZeRO-2": 2, "FSDP (ZeRO-3)": 3, "HSD
 
 
 def kept_per_parameter(stage: int, n: int) -> dict[str, float]:
-    """Bytes per parameter that one of n GPUs keeps through a step at a ZeRO stage, by kind."""
+    """Return the bytes per parameter that one of n GPUs keeps through a step at a ZeRO stage, by kind."""
     owned = 1 / n
     return {
         "params": (
@@ -50,7 +50,7 @@ def kept_per_parameter(stage: int, n: int) -> dict[str, float]:
 
 
 def sent_per_parameter(name: str, n: int, inner: int, micro_batches: int) -> float:
-    """Bytes per parameter that one GPU sends in a step; `inner` are the GPUs that share weights under HSDP."""
+    """Return the bytes per parameter that one GPU sends in a step; `inner` are the GPUs that share weights under HSDP."""
     part, m = (n - 1) / n, micro_batches
     if name == "HSDP":
         within, outer = (inner - 1) / inner, n // inner
@@ -65,7 +65,7 @@ def sent_per_parameter(name: str, n: int, inner: int, micro_batches: int) -> flo
 
 
 def price_stages(learner: Learner, micro_batches: int) -> dict[str, PricedLayout]:
-    """The planner's plan of each stage, each GPU with `TOKENS` in a micro-batch."""
+    """Return the planner's plan of each stage, each GPU with `TOKENS` in a micro-batch."""
     learner, samples, _ = with_samples(learner, TOKENS)
     cases = {
         name: price_layout(learner, layout, samples, micro_batches)
@@ -75,7 +75,7 @@ def price_stages(learner: Learner, micro_batches: int) -> dict[str, PricedLayout
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """What is kept, what is sent, what micro-batches make of it, and the planner's memory and time."""
+    """Return what is kept, what is sent, what micro-batches make of it, and the planner's memory and time."""
     m = int(values["m"])
     cases, (learner, _, note) = price_stages(learner, m), with_samples(learner, TOKENS)
     params, n = learner.graph.num_params, learner.cluster.num_gpus
@@ -121,7 +121,7 @@ def live(learner: Learner, values: Values) -> Live:
 
 
 def _sent_by_kind(case: PricedLayout) -> dict[str, int]:
-    """Bytes that one GPU sends by collective, without kinds of less than a thousandth."""
+    """Return the bytes that one GPU sends by collective, without kinds of less than a thousandth."""
     bytes_by_kind: dict[str, int] = {}
     for t in case.plan.cost.traffic:
         bytes_by_kind[t.kind] = bytes_by_kind.get(t.kind, 0) + t.wire_bytes
@@ -129,7 +129,7 @@ def _sent_by_kind(case: PricedLayout) -> dict[str, int]:
 
 
 def _fsdp_over_zero1(n: int, inner: int, micro_batches: int) -> float:
-    """How many times what ZeRO-1 sends FSDP sends."""
+    """Return how many times what ZeRO-1 sends FSDP sends."""
     return sent_per_parameter("FSDP (ZeRO-3)", n, inner, micro_batches) / sent_per_parameter(
         "ZeRO-1", n, inner, micro_batches
     )
@@ -144,7 +144,7 @@ def _block_facts(block: ArrangedBlock | None) -> dict[str, int] | None:
 
 
 def _make_sketch(n: int, inner: int) -> Prediction:
-    """A prediction to draw: bytes per parameter by stage."""
+    """Return a prediction to draw: bytes per parameter by stage."""
     each = {
         name: sum(kept_per_parameter(stage, inner if name == "HSDP" else n).values()) for name, stage in STAGES.items()
     }
@@ -160,7 +160,7 @@ def _micro_batches_chart(n: int, inner: int, params: int, m: int) -> Drawing:
 
 
 def arrange_block(learner: Learner, values: Values) -> ArrangedBlock | None:
-    """The block of lesson 7 with FSDP around it: tensor parallelism in groups of neighbours, weights dealt over the groups."""
+    """Return the block of lesson 7 with FSDP around it: tensor parallelism in groups of neighbours, weights dealt over the groups."""
     learner, _, _ = arranged.with_llama_block(with_samples(learner, TOKENS)[0])
     n, inside = learner.cluster.num_gpus, gpus_per_node(learner.cluster)
     inner = inside if inside < n else n // 2
@@ -172,7 +172,7 @@ def arrange_block(learner: Learner, values: Values) -> ArrangedBlock | None:
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:
-    """The lesson's tokens and micro-batches."""
+    """Return the lesson's tokens and micro-batches."""
     return token_settings(learner, TOKENS, int(values["m"]))
 
 

@@ -27,20 +27,20 @@ MENTIONED_SHARE = 0.01
 
 @remember(64)
 def memory_moments(case: PricedLayout) -> tuple[tuple[Moment, ...], int, int]:
-    """Every moment of the last micro-batch and of the optimizer, where backward begins, and where the optimizer's step is."""
+    """Return every moment of the last micro-batch and of the optimizer, where backward begins, and where the optimizer's step is."""
     memory_walk = walk(case.plan.blocks, case.planner.graph, case.model)
     turn = len(memory_walk.forward)
     return (*memory_walk.forward, *memory_walk.backward, memory_walk.step), turn, turn + len(memory_walk.backward)
 
 
 def standing_bytes(case: PricedLayout) -> int:
-    """Bytes that are there all the time: weights and optimizer states."""
+    """Return the bytes that are there all the time: weights and optimizer states."""
     memory = case.plan.cost.memory_bytes
     return memory["params"] + memory["optimizer"]
 
 
 def fullest_moment(case: PricedLayout) -> tuple[int, int]:
-    """The moment with the most memory, and its bytes."""
+    """Return the moment with the most memory, and its bytes."""
     moments, _, _ = memory_moments(case)
     at = max(range(len(moments)), key=lambda i: moments[i].total)
     return at, standing_bytes(case) + moments[at].total
@@ -106,7 +106,7 @@ def live(learner: Learner, values: Values) -> Live:
 
 
 def _sizes_at_peak(case: PricedLayout) -> dict[str, int]:
-    """Bytes by kind at the fullest moment."""
+    """Return the bytes by kind at the fullest moment."""
     memory, moment = case.plan.cost.memory_bytes, memory_moments(case)[0][fullest_moment(case)[0]]
     return {
         "params": memory["params"],
@@ -128,7 +128,7 @@ def _price_cuts(learner: Learner, recompute: str) -> list[tuple[int, Plan, int, 
 
 
 def _make_sketch(case: PricedLayout) -> Prediction:
-    """A prediction to draw: what is kept on the way back."""
+    """Return a prediction to draw: what is kept on the way back."""
     moments, turn, step = memory_moments(case)
     base, params = standing_bytes(case), case.planner.graph.num_params
     without = [float(base + x.kept + x.grads) for x in moments]
@@ -159,7 +159,7 @@ def _memory_chart(case: PricedLayout, upto: int | None) -> Drawing:
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:
-    """The lesson's tokens, micro-batches and recomputation."""
+    """Return the lesson's tokens, micro-batches and recomputation."""
     m = int(values["m"])
     return token_settings(learner, TOKENS // m, m, str(values["recompute"]))
 

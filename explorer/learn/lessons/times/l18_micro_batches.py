@@ -30,7 +30,7 @@ MAX_SHOWN = 4
 
 @remember(8)
 def micro_batch_gradients(micro_batches: int) -> dict[str, Any]:
-    """The gradient of a mean over eight samples, from all at once and summed over micro-batches."""
+    """Return the gradient of a mean over eight samples, from all at once and summed over micro-batches."""
     import torch
 
     gen = torch.Generator().manual_seed(3)
@@ -46,8 +46,8 @@ def micro_batch_gradients(micro_batches: int) -> dict[str, Any]:
 
 
 def layer_seconds(case: PricedLayout) -> dict[str, float]:
-    """Seconds of all repeated layers in one micro-batch: compute, forward and backward, and the weight traffic beside each, split into what
-    comes in every micro-batch and what comes once a step."""
+    """Return the seconds of all repeated layers in one micro-batch: compute, forward and backward, and the weight traffic beside each,
+    split into what comes in every micro-batch and what comes once a step."""
     names_ = ("forward", "backward", "forward_again", "backward_again", "forward_once", "backward_once")
     seconds, c = dict.fromkeys(names_, 0.0), Component
     places = (c.FORWARD, c.BACKWARD, c.FORWARD_TRAFFIC, c.BACKWARD_TRAFFIC, c.FORWARD_ONCE, c.BACKWARD_ONCE)
@@ -59,14 +59,14 @@ def layer_seconds(case: PricedLayout) -> dict[str, float]:
 
 
 def split_sent_bytes(learner: Learner, layout: str) -> tuple[float, float]:
-    """Bytes that one GPU sends once a step, and again in each micro-batch, from the planner's plans with one and with two."""
+    """Return the bytes that one GPU sends once a step, and again in each micro-batch, from the planner's plans with one and with two."""
     # A step of m micro-batches sends once + m · again: two steps give both.
     one, two = (price_usual(learner, layout, TOKENS // m, m).sent_bytes for m in (1, 2))
     return float(2 * one - two), float(two - one)
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """The same gradient, a step in time, what repeats, what it costs in bytes, and what it buys."""
+    """Return the same gradient, a step in time, what repeats, what it costs in bytes, and what it buys."""
     layout, m = str(values["way"]), int(values["m"])
     shown_learner, _, note = with_samples(learner, TOKENS)
     case, c = price_usual(learner, layout, TOKENS // m, m), micro_batch_gradients(m)
@@ -111,7 +111,7 @@ def live(learner: Learner, values: Values) -> Live:
 
 
 def _way_names() -> dict[str, str]:
-    """The ways to shard, and their names."""
+    """Return the ways to shard, and their names."""
     control = LESSON.controls[0]
     return {str(layout): control.name(layout) for layout in control.options}
 
@@ -124,7 +124,7 @@ def _draw_gradients(c: dict[str, Any]) -> Drawing:
 
 
 def _time_chart(case: PricedLayout, time: dict[str, float], layout: str, m: int) -> tuple[float, Drawing]:
-    """Seconds of the layers in the micro-batches that are shown, and these on their streams."""
+    """Return the seconds of the layers in the micro-batches that are shown, and these on their streams."""
     computing, weights, sums = [], [], []
     shown = min(m, MAX_SHOWN)
     k, now = case.model.contention, 0.0
@@ -149,7 +149,7 @@ def _time_chart(case: PricedLayout, time: dict[str, float], layout: str, m: int)
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:
-    """The planner with the lesson's tokens and micro-batches."""
+    """Return the planner with the lesson's tokens and micro-batches."""
     m = int(values["m"])
     return token_settings(learner, TOKENS // m, m)
 

@@ -83,7 +83,7 @@ def peak_flops(gpu: str) -> float:
 
 @remember(1)
 def best_share() -> float:
-    """The constant with the least median error, to a thousandth."""
+    """Return the constant with the least median error, to a thousandth."""
     shares = np.array([r.share for r in fitted_runs()])
     # The median of errors has a kink at each run, so the shares are tried one by one.
     candidates = np.arange(0.2, 0.8, 0.001)
@@ -112,7 +112,7 @@ def comparable_pairs(alike: bool) -> list[tuple[FittedRun, FittedRun]]:
 
 
 def seconds_per_flop(r: FittedRun, seconds: float) -> float:
-    """Seconds per FLOP that the model needs, so that runs of different batches compare; recomputation is not what it needs."""
+    """Return the seconds per FLOP that the model needs, so that runs of different batches compare; recomputation is not what it needs."""
     rerun_factor = 4 / 3 if "full recomputation" in r.run.workload else 1.0
     return seconds / (r.flops / rerun_factor)
 
@@ -128,7 +128,7 @@ def order_accuracy(predict: Callable[[FittedRun], float], alike: bool) -> float:
 
 
 def near_equal(x: float, y: float) -> bool:
-    """Whether two paces differ by rounding only."""
+    """Return whether two paces differ by rounding only."""
     return abs(x / y - 1) < 1e-9
 
 
@@ -137,12 +137,12 @@ def _is_faster(a: FittedRun, b: FittedRun) -> bool:
 
 
 def planner_prediction(r: FittedRun) -> float:
-    """Seconds that the planner predicts with constants that have not seen the run's group."""
+    """Return the seconds that the planner predicts with constants that have not seen the run's group."""
     return r.run.seconds[GROUP_OUT]
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """The measured runs, the learner's constant, its residuals, the best constant, the planner's, and what a model is for."""
+    """Return the measured runs, the learner's constant, its residuals, the best constant, the planner's, and what a model is for."""
     share, best = int(values["share"]) / 100, best_share()
     one, best_errors = ([r.one_constant(c) for r in fitted_runs()] for c in (share, best))
     planner = [r.run.error(GROUP_OUT) for r in fitted_runs()]
@@ -246,7 +246,7 @@ def _example_facts() -> dict[str, float | str]:
 
 
 def example_run() -> FittedRun:
-    """The run of the question: the first on one node whose source agrees with itself."""
+    """Return the run of the question: the first on one node whose source agrees with itself."""
     return next(r for r in fitted_runs() if r.run.nodes == 1 and not r.run.contradicted)
 
 

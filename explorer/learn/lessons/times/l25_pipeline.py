@@ -58,7 +58,7 @@ def hand_pipeline(order: str) -> tuple[Pipeline, tuple[StageCost, ...]]:
 
 @remember(64)
 def simulate_by_hand(order: str, micro_batches: int) -> PipelineTime:
-    """The simulated step of four equal ranks."""
+    """Return the simulated step of four equal ranks."""
     pipeline, costs = hand_pipeline(order)
     return simulated_pipeline(pipeline, costs, micro_batches)
 
@@ -69,7 +69,7 @@ def passes_in_flight(pipeline: Pipeline, micro_batches: int) -> list[int]:
 
 
 def bubble_share(ranks: int, micro_batches: int, each: int = 1) -> float:
-    """The bubble's share of a step in which all passes take equally long."""
+    """Return the bubble's share of a step in which all passes take equally long."""
     return (ranks - 1) / (each * micro_batches + ranks - 1)
 
 
@@ -77,7 +77,7 @@ def bubble_share(ranks: int, micro_batches: int, each: int = 1) -> float:
 
 
 def stageable_learner(learner: Learner, ranks: int) -> tuple[Learner, str]:
-    """The learner with a model of enough layers on enough GPUs, and a sentence where another stands in."""
+    """Return the learner with a model of enough layers on enough GPUs, and a sentence where another stands in."""
     learner, _, note = with_samples(learner, MAX_SAMPLE_TOKENS)
     if learner.cluster.num_gpus % ranks:
         learner = Learner(replace(learner.request, cluster=FALLBACK_CLUSTER), learner.load)
@@ -89,7 +89,7 @@ def stageable_learner(learner: Learner, ranks: int) -> tuple[Learner, str]:
 
 
 def plan_stages(learner: Learner, order: str, micro_batches: int, ranks: int) -> PricedLayout:
-    """The learner's model in stages, with a sample a micro-batch and data-parallel rank."""
+    """Return the learner's model in stages, with a sample a micro-batch and data-parallel rank."""
     data = learner.cluster.num_gpus // ranks
     layout = Layout(dp=data, pp=ranks, vp=2 if order == "interleaved" else 1, schedule=order, zero=1 if data > 1 else 0)
     case = price_batch(learner, layout, data, micro_batches)
@@ -105,14 +105,14 @@ def plan_fsdp(learner: Learner, micro_batches: int, batch: int) -> PricedLayout:
 
 
 def with_link_speed(cluster: Cluster, bytes_per_s: float) -> Cluster:
-    """The cluster whose outermost links give each GPU so much."""
+    """Return the cluster whose outermost links give each GPU so much."""
     level = cluster.levels[-1]
     each = level.unit_bytes_per_s / (cluster.num_gpus // level.size)
     return cluster.with_bandwidth(bytes_per_s / each, len(cluster.levels) - 1)
 
 
 def step_seconds_on(case: PricedLayout, cluster: Cluster) -> float:
-    """A plan's step on another cluster of as many GPUs."""
+    """Return a plan's step on another cluster of as many GPUs."""
     plan, planner = case.plan, case.planner
     model = cost_model_of(plan, cluster)
     if plan.pipeline:
@@ -186,7 +186,7 @@ def _list_ranks(plan: Plan) -> list[tuple[int, int, int]]:
 def _layout_times(
     staged_case: PricedLayout, learner: Learner, m: int, ranks: int, rates: Cluster
 ) -> tuple[dict[str, float], dict[str, PricedLayout]]:
-    """Seconds of a step with stages and with FSDP, in one micro-batch and in as many as give a GPU one sample at a time."""
+    """Return the seconds of a step with stages and with FSDP, in one micro-batch and in as many as give a GPU one sample at a time."""
     batch = int(staged_case.plan.workload["batch"])
     parts = sorted({1, max(1, m // ranks)})
     cases = {STAGES: staged_case} | {
@@ -196,7 +196,8 @@ def _layout_times(
 
 
 def pipeline_film(time: PipelineTime, micro_batches: int, *, flights: bool = False) -> Film:
-    """The work of every rank as it begins, stop by stop; where each rank stands, in words. `flights`: what a stage hands on moves."""
+    """Return the work of every rank as it begins, stop by stop; where each rank stands, in words. `flights`: what a stage hands on
+    moves."""
     ranks = 1 + max(s.rank for s in time.spans)
     wide = (WIDTH - NAMES_WIDTH) / time.step_s
     every = max(1.0, math.ceil(time.step_s / MOST_STOPS))
@@ -280,7 +281,7 @@ def _drop_long_words(
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:
-    """The same stages as the setup that is run now, beside the planner's choice."""
+    """Return the same stages as the setup that is run now, beside the planner's choice."""
     order, m, ranks = str(values["order"]), int(values["m"]), int(values["stages"])
     staged, _ = stageable_learner(learner, ranks)
     plan = plan_stages(staged, order, m, ranks).plan

@@ -68,7 +68,7 @@ def _priced_units(stated: PricedLayout) -> list[PricedUnit]:
 def price_layout(
     learner: Learner, layout: Layout, samples: int, accumulate: int = 1, recompute: str = "none"
 ) -> PricedLayout | None:
-    """The plan of `layout` with `samples` per GPU in each of `accumulate` micro-batches, in mixed precision; None where the
+    """Return the plan of `layout` with `samples` per GPU in each of `accumulate` micro-batches, in mixed precision; None where the
     model's operators cannot follow it. A layout that splits samples over fewer GPUs gives each of them more."""
     return price_batch(learner, layout, samples * learner.cluster.num_gpus, accumulate, recompute)
 
@@ -76,7 +76,7 @@ def price_layout(
 def price_usual(
     learner: Learner, name: str, tokens: int, micro_batches: int = 1, recompute: str = "none"
 ) -> PricedLayout:
-    """The plan of a usual layout that splits samples only, with `tokens` per GPU in each micro-batch."""
+    """Return the plan of a usual layout that splits samples only, with `tokens` per GPU in each micro-batch."""
     suited, samples, _ = with_samples(learner, tokens)
     case = price_layout(suited, usual_layouts(suited.cluster)[name], samples, micro_batches, recompute)
     assert case, "any model can follow it"
@@ -87,7 +87,7 @@ def price_usual(
 def price_batch(
     learner: Learner, layout: Layout, batch: int, accumulate: int = 1, recompute: str = "none"
 ) -> PricedLayout | None:
-    """The same with `batch` samples over all GPUs in each micro-batch."""
+    """Return the same with `batch` samples over all GPUs in each micro-batch."""
     planner = _make_planner(learner, batch, accumulate, recompute)
     plan = planner.separate().of_layout(layout, str(layout))
     return PricedLayout(layout, plan, planner) if plan else None
@@ -95,8 +95,8 @@ def price_batch(
 
 @remember(64)
 def choose_plan(learner: Learner, batch: int, accumulate: int = 1, recompute: str = "none") -> Plan | None:
-    """The plan of `batch` samples that the planner chooses itself, from every plan on every mesh. Where none fits, the one that needs the
-    least memory; None where the learner has set a limit on memory that no plan keeps."""
+    """Return the plan of `batch` samples that the planner chooses itself, from every plan on every mesh. Where none fits, the one that
+    needs the least memory; None where the learner has set a limit on memory that no plan keeps."""
     planner = _make_planner(learner, batch, accumulate, recompute).separate()
     with suppress(NoPlanFits):
         return choose_mesh(planner, candidate_meshes(planner.request, planner.cluster), method=METHODS["exact"])
@@ -120,8 +120,8 @@ def _make_planner(learner: Learner, batch: int, accumulate: int, recompute: str)
 
 
 def with_16_bit_products(learner: Learner) -> tuple[Learner, str]:
-    """The learner with products in 16 bits, of which these lessons tell, and a sentence where that is not as the learner has it, or where
-    the GPU is slow in them."""
+    """Return the learner with products in 16 bits, of which these lessons tell, and a sentence where that is not as the learner has it, or
+    where the GPU is slow in them."""
     load, gpu, note = learner.planner.workload, learner.cluster.gpu, ""
     if ITEM_BYTES[load.dtype] > WORKING_BYTES:
         learner = Learner(replace(learner.request, dtype=gpu.training_dtype), learner.load)
@@ -131,7 +131,7 @@ def with_16_bit_products(learner: Learner) -> tuple[Learner, str]:
 
 
 def with_samples(learner: Learner, tokens: int) -> tuple[Learner, int, str]:
-    """The learner with samples short enough for `tokens` per GPU, how many samples that is, and a sentence where another
+    """Return the learner with samples short enough for `tokens` per GPU, how many samples that is, and a sentence where another
     model stands in, one with transformer layers that reads texts of any length, or where numbers are others than the learner's."""
     learner, numbers = with_16_bit_products(learner)
     suited, note = learner.transformer()
@@ -150,7 +150,7 @@ def with_samples(learner: Learner, tokens: int) -> tuple[Learner, int, str]:
 
 
 def token_settings(learner: Learner, tokens: int, micro_batches: int = 1, recompute: str = "none") -> dict[str, str]:
-    """The address's settings for a step as these lessons price it: so many tokens per GPU in each micro-batch."""
+    """Return the address's settings for a step as these lessons price it: so many tokens per GPU in each micro-batch."""
     shown, samples, _ = with_samples(learner, tokens)
     load = shown.planner.workload
     batch = samples * shown.cluster.num_gpus * micro_batches
@@ -171,7 +171,7 @@ def gpus_per_node(cluster: Cluster) -> int:
 
 
 def usual_layouts(cluster: Cluster) -> dict[str, Layout]:
-    """The usual layouts of a cluster's GPUs by the names that people give them."""
+    """Return the usual layouts of a cluster's GPUs by the names that people give them."""
     n, inside = cluster.num_gpus, gpus_per_node(cluster)
     # On one node HSDP is shown all the same, over halves of it.
     inner = inside if inside < n else max(1, n // 2)
@@ -185,5 +185,5 @@ def usual_layouts(cluster: Cluster) -> dict[str, Layout]:
 
 
 def unit_components(case: PricedLayout, unit: PricedUnit) -> list[float]:
-    """The components of one copy of a unit, by `planner_core.cost.Component`."""
+    """Return the components of one copy of a unit, by `planner_core.cost.Component`."""
     return [float(x) for x in unit_totals(unit, case.model)]

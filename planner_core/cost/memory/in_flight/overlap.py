@@ -55,14 +55,14 @@ class GatherMemory:
         return len(self.flying) + self.earlier
 
     def in_flight_bytes(self, left: int) -> int:
-        """Bytes in flight."""
+        """Return the bytes in flight."""
         # Over two axes (`reach` 2): with 2 left nothing is on its way, with 1 left the first collective, with 0 left the second,
         # which reads what the first one wrote.
         issued = self.reach - left
         return self.flying[issued - 1] if 0 < issued <= len(self.flying) else 0
 
     def issuing_bytes(self, left: int) -> int:
-        """The most bytes while it comes to `left`."""
+        """Return the most bytes while it comes to `left`."""
         issued = self.reach - left
         return self.issuing[issued - 1] if 0 < issued <= len(self.flying) else 0
 
@@ -80,11 +80,11 @@ class UnitMemory:
     waits: frozenset[int] = frozenset()
 
     def gathered_bytes(self, *, backward: bool = False) -> int:
-        """Bytes of its weights while it runs, in forward or in `backward`."""
+        """Return the bytes of its weights while it runs, in forward or in `backward`."""
         return sum(g.whole for g in self.gathers if g.for_backward or not backward)
 
     def in_flight_bytes(self, left: int = 0, *, backward: bool = False) -> int:
-        """Bytes in flight while `left` collectives of each message are not yet issued."""
+        """Return the bytes in flight while `left` collectives of each message are not yet issued."""
         return sum(g.in_flight_bytes(left) for g in self.messages(backward))
 
     def unpacking_bytes(self, *, backward: bool = False) -> int:
@@ -99,11 +99,11 @@ class UnitMemory:
         return max(here, default=0)
 
     def messages(self, backward: bool) -> tuple[GatherMemory, ...]:
-        """The messages that bring its weights, in forward or in `backward`."""
+        """Return the messages that bring its weights, in forward or in `backward`."""
         return tuple(g for g in self.gathers if g.for_backward) if backward else (*self.copies, *self.gathers)
 
     def reduction_of(self, value: int) -> ReductionMemory | None:
-        """The message that has the gradient of a weight."""
+        """Return the message that has the gradient of a weight."""
         return next((r for r in self.reductions if value in r.weights), None)
 
 
@@ -119,7 +119,7 @@ def unit_memory(
     later: frozenset[int] = frozenset(),
     shared: frozenset[int] = frozenset(),
 ) -> UnitMemory:
-    """The unit of these ops of a block. Another unit finishes the gradients of the weights `later`. Other units also use the weights
+    """Return the unit of these ops of a block. Another unit finishes the gradients of the weights `later`. Other units also use the weights
     `shared`."""
     uses = uses_of(block, bp, ops, model)
     waits = later & {v for op in ops for v in op.inputs} - {u.value for u in uses.values() if u.is_separate}
@@ -134,7 +134,8 @@ def unit_memory(
 
 
 def brought_by_caller(whole: UnitMemory) -> UnitMemory:
-    """The unit of a called block as the simulation inside it sees it: the caller counts what is gathered ahead and what is reduced."""
+    """Return the unit of a called block as the simulation inside it sees it: the caller counts what is gathered ahead and what is
+    reduced."""
     return replace(
         whole, gathers=(), copies=(), reductions=tuple(replace(r, beside=(), late=None) for r in whole.reductions)
     )
@@ -143,7 +144,7 @@ def brought_by_caller(whole: UnitMemory) -> UnitMemory:
 def units_of_top(
     top: Block, bp: BlockPlan, calls: Mapping[str, UnitMemory], model: CostModel
 ) -> tuple[tuple[UnitMemory, ...], tuple[int, ...]]:
-    """All units of a step in running order; and for each item of the top block the number of its unit. `calls` are the units of the
+    """Return all units of a step in running order; and for each item of the top block the number of its unit. `calls` are the units of the
     copies of repeated blocks, by prefix."""
     # Calls and the parts between them, in running order: embedding, layer 0, layer 1, ..., final norm and loss are L + 2 units.
     spans = split_into_units(top)

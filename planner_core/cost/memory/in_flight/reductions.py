@@ -38,8 +38,8 @@ def reductions(
     later: frozenset[int],
     shared: frozenset[int],
 ) -> Iterator[ReductionMemory]:
-    """The messages of a unit that uses weights so. Another unit finishes the gradients of the weights `later`, and others also use the
-    weights `shared`."""
+    """Yield the messages of a unit that uses weights so. Another unit finishes the gradients of the weights `later`, and others also use
+    the weights `shared`."""
     groups: dict[object, list[UseMemory]] = {}
     seen: set[int] = set()
     for use in uses.values():
@@ -100,7 +100,7 @@ def _make_reduction(
 
 
 def _after_local_steps(use: UseMemory) -> UseMemory:
-    """A use whose gradient has taken its first steps as it came: those without a message, before the first collective."""
+    """Return a use whose gradient has taken its first steps as it came: those without a message, before the first collective."""
     local = next((n for n, step in enumerate(use.reduce) if step.collective), len(use.reduce))
     return replace(use, sent_from=placed_after(use.sent_from, use.reduce[:local]), reduce=use.reduce[local:])
 
@@ -110,7 +110,7 @@ def _local_bytes(block: Block, use: UseMemory, model: CostModel) -> int:
 
 
 def _steps_once(bp: BlockPlan, block: Block, value: int, model: CostModel) -> Steps:
-    """The steps of a weight's gradient once a step."""
+    """Return the steps of a weight's gradient once a step."""
     param = bp.params.get(block.values[value].name)
     if param is None:
         return ()

@@ -36,7 +36,7 @@ class UseMemory:
 
 
 def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) -> dict[tuple[str, int], UseMemory]:
-    """The uses of weights by a unit's ops, by op and operand. If several uses take different steps, or another unit takes a view of
+    """Return the uses of weights by a unit's ops, by op and operand. If several uses take different steps, or another unit takes a view of
     the weight, the op itself takes the steps."""
     uses: dict[tuple[str, int], UseMemory] = {}
     # Backward does not come to operators below the first trained weight, so nothing is gathered or computed again for them.
@@ -68,8 +68,8 @@ def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) ->
 
 
 def _use_outside_op(value: int, edge: Edge, for_backward: bool, sizes: tuple[int, ...]) -> UseMemory:
-    """The steps outside of the op: the first steps forward, up to the last one that communicates; and the last steps of the gradient,
-    from where it has the weight's placements."""
+    """Return the steps outside of the op: the first steps forward, up to the last one that communicates; and the last steps of the
+    gradient, from where it has the weight's placements."""
     ahead, back = (tuple(s for s in steps if sizes[s.axis] > 1) for steps in (edge.forward, edge.backward))
     last = max((i + 1 for i, s in enumerate(ahead) if s.collective), default=0)
     # If the gradient never lies as the gathered weight does, nothing is gathered ahead: packing needs the two to agree.
@@ -86,7 +86,7 @@ def _use_outside_op(value: int, edge: Edge, for_backward: bool, sizes: tuple[int
 
 
 def placed_after(placements: Placements, steps: Iterable[Step]) -> Placements:
-    """The placements of a tensor that has taken these steps."""
+    """Return the placements of a tensor that has taken these steps."""
     last = {step.axis: step.dst for step in steps}
     return tuple(last.get(axis, p) for axis, p in enumerate(placements))
 
@@ -96,19 +96,19 @@ def _sharded_dims(placements: Placements) -> tuple[int | None, ...]:
 
 
 def step_signature(steps: Steps) -> tuple[tuple[int, str | None], ...]:
-    """A key: weights that take alike steps share a message."""
+    """Return a key: weights that take alike steps share a message."""
     return tuple((s.axis, s.collective) for s in steps)
 
 
 def gather_steps(start: Placements, end: Placements, sizes: tuple[int, ...]) -> Steps:
-    """The steps from one form of a weight to another; `sizes` are those of the mesh axes."""
+    """Return the steps from one form of a weight to another; `sizes` are those of the mesh axes."""
     return tuple(Step(a, p, q) for a, (p, q) in enumerate(zip(start, end, strict=True)) if p != q and sizes[a] > 1)
 
 
 def buffer_bytes(
     members: Iterable[tuple[Block, int, Placements, Steps]], model: CostModel, *, gradients: bool = False
 ) -> list[int]:
-    """Bytes of all members together before the first step, and after each: of the buffers that collectives read and write. The
+    """Return the bytes of all members together before the first step, and after each: of the buffers that collectives read and write. The
     members are weights in the dtype in which they compute, or their `gradients` in that in which they are summed."""
     total: list[int] = []
     for block, value, start, steps in members:

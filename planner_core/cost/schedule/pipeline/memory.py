@@ -37,7 +37,7 @@ class StageMemory:
 
 
 def stage_memories(stages: Sequence[StagePlan], model: CostModel) -> tuple[StageMemory, ...]:
-    """What each stage of a plan takes. Stages that are alike are walked once."""
+    """Return what each stage of a plan takes. Stages that are alike are walked once."""
     known: dict[object, StageMemory] = {}
     # Stages of three and of four copies differ, but each copy inside is walked once for all of them.
     walked: KnownCopies = {}
@@ -63,7 +63,7 @@ def _stage_memory(stage: StagePlan, states: Mapping[int, State], model: CostMode
 def rank_memory(
     pipeline: Pipeline, rank: int, memories: Sequence[StageMemory], situations: Sequence[Situation], model: CostModel
 ) -> dict[str, int]:
-    """Bytes at the fullest moment of a GPU of a rank, by kind, as `Walk.memory_bytes`."""
+    """Return the bytes at the fullest moment of a GPU of a rank, by kind, as `Walk.memory_bytes`."""
     mine = pipeline.stages_of(rank)
     params, moments, grads, reduced = (
         sum(getattr(memories[s].state, name) for s in mine) for name in ("params", "moments", "grads", "reduced")
@@ -97,7 +97,7 @@ def _highest_moments(
 def fullest_rank(
     pipeline: Pipeline, memories: Sequence[StageMemory], model: CostModel
 ) -> tuple[dict[str, int], tuple[int, ...]]:
-    """The bytes of the fullest rank by kind, and the peak of every rank."""
+    """Return the bytes of the fullest rank by kind, and the peak of every rank."""
     every = [
         rank_memory(pipeline, rank, memories, situations, model)
         for rank, situations in enumerate(steady_situations(pipeline, model.workload.accumulate))

@@ -118,7 +118,8 @@ def check_micro_batches(pipeline: Pipeline, micro_batches: int) -> None:
 
 
 def steady_orders(pipeline: Pipeline, micro_batches: int) -> tuple[Order, ...]:
-    """Each rank's work with as few micro-batches as have every situation of the step: which pass, and how many are in flight in each stage.
+    """Return each rank's work with as few micro-batches as have every situation of the step: which pass, and how many are in flight in each
+    stage.
 
     A rank fills up in less than two rounds of micro-batches and empties in as many; between them every round is like the one before
     (`tests/cost/test_pipeline.py` compares the situations of long and short steps)."""
@@ -133,7 +134,7 @@ def _steady_micro_batches(pipeline: Pipeline, micro_batches: int) -> int:
 
 
 def steady_situations(pipeline: Pipeline, micro_batches: int) -> tuple[tuple[Situation, ...], ...]:
-    """Each rank's different situations of a step."""
+    """Return each rank's different situations of a step."""
     return _situations_in_stages(pipeline.ranks, pipeline.schedule, len(pipeline.copies), micro_batches)
 
 
@@ -257,12 +258,12 @@ def _in_rounds(pipeline: Pipeline, rank: int, m: int, hops: int, weights_after: 
 
 
 def _round_of(pipeline: Pipeline, m: int) -> int:
-    """The micro-batches of a round, about as many as there are ranks: 10 on 4 ranks are 10 // 4 = 2 rounds of 5."""
+    """Return the micro-batches of a round, about as many as there are ranks: 10 on 4 ranks are 10 // 4 = 2 rounds of 5."""
     return m // max(1, m // pipeline.ranks)
 
 
 def _forwards_ahead(pipeline: Pipeline, rank: int, m: int, hops: int) -> int:
-    """The forwards of a rank before its first backward."""
+    """Return the forwards of a rank before its first backward."""
     # A first gradient comes back when a round is through all stages: all but the last of this rank's, then `hops` passes for each rank
     # behind. So rank 0 runs furthest ahead, and the last rank the least.
     behind = pipeline.ranks - 1 - rank
@@ -270,7 +271,7 @@ def _forwards_ahead(pipeline: Pipeline, rank: int, m: int, hops: int) -> int:
 
 
 def _number_passes(what: Pass, stage_of: Callable[[int], int]) -> Callable[[int], Work]:
-    """The k-th pass of a kind on a rank; each stage takes its micro-batches in order."""
+    """Return the k-th pass of a kind on a rank; each stage takes its micro-batches in order."""
     seen: Counter[int] = Counter()
 
     def work(k: int) -> Work:

@@ -53,7 +53,7 @@ class RankWork:
 
 
 def ranks_work(plan: Plan, graph: Graph) -> list[RankWork]:
-    """The step of each rank of a plan with stages. Raises InputError if plan and graph do not belong together."""
+    """Return the step of each rank of a plan with stages. Raises InputError if plan and graph do not belong together."""
     cut = plan.pipeline
     assert cut is not None
     stages, model = stage_plans(plan.blocks, graph, cut), cost_model_of(plan)
@@ -94,7 +94,7 @@ def _scheduled_pass_of(
 
 
 def _boundary_bytes(stages: tuple[StagePlan, ...], number: int, model: CostModel) -> tuple[list[int], list[int]]:
-    """Bytes of each tensor that a GPU of a stage sends to the next one, and of the gradients that come back."""
+    """Return the bytes of each tensor that a GPU of a stage sends to the next one, and of the gradients that come back."""
     if number + 1 == len(stages):
         return [], []
     following = stages[number + 1]
@@ -105,7 +105,7 @@ def _boundary_bytes(stages: tuple[StagePlan, ...], number: int, model: CostModel
 
 
 def tied_bytes(stages: Sequence[StagePlan], model: CostModel) -> list[tuple[tuple[int, ...], int]]:
-    """The stages that share a weight, and the bytes of its gradient on one GPU, as the optimizer takes it."""
+    """Return the stages that share a weight, and the bytes of its gradient on one GPU, as the optimizer takes it."""
     tied = []
     for name, users in tied_weights(stages).items():
         top = stages[users[0]].graph.top

@@ -48,7 +48,7 @@ PARTS = "parts"
 def price_pipeline(
     blocks: Mapping[str, BlockPlan], graph: Graph, pipeline: Pipeline, model: CostModel, ends: Ends
 ) -> Cost:
-    """The cost of one step of a plan with stages.
+    """Return the cost of one step of a plan with stages.
 
     Args:
         blocks: The plan of every block of the whole model, by label.
@@ -75,7 +75,7 @@ def price_simulated(
     ends: Ends,
     known_s: float,
 ) -> Cost:
-    """The cost of one step whose stages have been priced (`price_stages`), and which takes `known_s` at least (`bound_s`)."""
+    """Return the cost of one step whose stages have been priced (`price_stages`), and which takes `known_s` at least (`bound_s`)."""
     m = model.workload.accumulate
     step_s, bubbles_s, waits = schedule_seconds(pipeline, costs, m)
     # A step has the parts of one rank: that with the most work, which has the least bubble.
@@ -104,7 +104,7 @@ def price_simulated(
 def price_stages(
     stages: Sequence[StagePlan], pipeline: Pipeline, model: CostModel, ends: Ends
 ) -> tuple[tuple[StageCost, ...], dict[str, int]]:
-    """The seconds of each stage, and the memory of the fullest rank by kind: all of a price but the simulated step."""
+    """Return the seconds of each stage, and the memory of the fullest rank by kind: all of a price but the simulated step."""
     link = pipe_link(model.cluster, model.mesh, pipeline.axis)
     whole, peaks = fullest_rank(pipeline, stage_memories(stages, model), model)
     tied = tied_seconds(stages, pipeline, model, link)
@@ -123,7 +123,7 @@ def _busy_seconds(pipeline: Pipeline, costs: Sequence[StageCost], rank: int, mic
 def stage_costs(
     stages: Sequence[StagePlan], model: CostModel, ends: Ends, link: AxisLink, *, split: bool = False
 ) -> tuple[StageCost, ...]:
-    """The seconds of each stage by itself. Stages that are alike are priced once. `split`: the gradients of weights are apart."""
+    """Return the seconds of each stage by itself. Stages that are alike are priced once. `split`: the gradients of weights are apart."""
     known: dict[object, StageCost] = {}
     units: dict[str, PricedUnit] = {}
     for number, stage in enumerate(stages):
@@ -166,7 +166,7 @@ def _stage_cost(
 
 
 def _units_of_stage(stage: StagePlan, model: CostModel, ends: Ends, known: dict[str, PricedUnit]) -> list[PricedUnit]:
-    """The priced units of a stage. `known`: those of repeated blocks from stages before, by label; it is added to."""
+    """Return the priced units of a stage. `known`: those of repeated blocks from stages before, by label; it is added to."""
     # A label is the same block under the same plan in every stage, and stages differ in how many copies they have. Pricing a copy is most
     # of the work of pricing a stage. The top block has other operators in each stage.
     graph = stage.computed_graph
@@ -184,7 +184,7 @@ def _units_of_stage(stage: StagePlan, model: CostModel, ends: Ends, known: dict[
 def _phase_seconds(
     totals: Sequence[tuple[int, Floats]], model: CostModel, compute: Component, traffic: Component, once: Component
 ) -> tuple[float, float]:
-    """Seconds of a pass of every micro-batch, and what the one with the traffic of once a step takes more."""
+    """Return the seconds of a pass of every micro-batch, and what the one with the traffic of once a step takes more."""
     k, steady, edge = model.contention, 0.0, 0.0
     for copies, total in totals:
         a, b, c = (float(total[part]) for part in (compute, traffic, once))
@@ -194,7 +194,8 @@ def _phase_seconds(
 
 
 def _sent_to_next_stage(stages: Sequence[StagePlan], number: int, model: CostModel) -> tuple[int, float]:
-    """Bytes that one GPU sends to the next stage in one micro-batch, and the seconds in which parts of tensors are gathered there."""
+    """Return the bytes that one GPU sends to the next stage in one micro-batch, and the seconds in which parts of tensors are gathered
+    there."""
     if number + 1 == len(stages):
         return 0, 0.0
     following = stages[number + 1]
@@ -212,7 +213,7 @@ def _sent_to_next_stage(stages: Sequence[StagePlan], number: int, model: CostMod
 
 
 def tied_seconds(stages: Sequence[StagePlan], pipeline: Pipeline, model: CostModel, link: AxisLink) -> dict[int, float]:
-    """Seconds once a step to sum the gradients of weights that stages on different ranks share, by stage."""
+    """Return the seconds once a step to sum the gradients of weights that stages on different ranks share, by stage."""
     seconds_by_stage = dict.fromkeys(range(len(stages)), 0.0)
     for users, num_bytes in tied_bytes(stages, model):
         ranks = {pipeline.rank_of(s) for s in users}
@@ -229,7 +230,8 @@ def tied_seconds(stages: Sequence[StagePlan], pipeline: Pipeline, model: CostMod
 
 
 def _weight_seconds(stage: StagePlan, model: CostModel) -> float:
-    """Seconds of a micro-batch's backward that make the gradients of weights: the kernels that are not needed for the operands' own."""
+    """Return the seconds of a micro-batch's backward that make the gradients of weights: the kernels that are not needed for the operands'
+    own."""
     total = 0.0
     for label, plan in stage.blocks.items():
         block = block_of(stage.computed_graph, label)

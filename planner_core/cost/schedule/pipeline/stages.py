@@ -53,7 +53,7 @@ class StagePlan:
 
 
 def stage_plans(blocks: Mapping[str, BlockPlan], graph: Graph, pipeline: Pipeline) -> tuple[StagePlan, ...]:
-    """Every stage of a plan of the whole model, in order. Raises InputError if a cut is where the model has none."""
+    """Return every stage of a plan of the whole model, in order. Raises InputError if a cut is where the model has none."""
     states = _DeliveredStates(blocks, graph)
     items = graph.top.items
     cuts = cut_items(graph, pipeline)
@@ -72,7 +72,7 @@ def stage_plans(blocks: Mapping[str, BlockPlan], graph: Graph, pipeline: Pipelin
 
 
 def cut_items(graph: Graph, pipeline: Pipeline) -> tuple[int, ...]:
-    """The first item of each stage in the top block, and the number of all items. Raises InputError if the calls are not as many."""
+    """Return the first item of each stage in the top block, and the number of all items. Raises InputError if the calls are not as many."""
     at = [k for k, item in enumerate(graph.top.items) if isinstance(item, Call)]
     if sum(pipeline.copies) != len(at):
         raise InputError(
@@ -84,7 +84,7 @@ def cut_items(graph: Graph, pipeline: Pipeline) -> tuple[int, ...]:
 
 
 def with_parts(pipeline: Pipeline, graph: Graph) -> Pipeline:
-    """The pipeline with the calls and the outer weights of each stage by name, as a run needs them."""
+    """Return the pipeline with the calls and the outer weights of each stage by name, as a run needs them."""
     items, cuts, values = graph.top.items, cut_items(graph, pipeline), graph.top.values
     parts = []
     for stage in range(len(pipeline.copies)):
@@ -102,7 +102,7 @@ def even_copies(calls: int, stages: int) -> tuple[int, ...]:
 
 
 def tied_weights(stages: Sequence[StagePlan]) -> dict[str, tuple[int, ...]]:
-    """The weights of the top block that several stages use, by name: the stages."""
+    """Return the weights of the top block that several stages use, by name: the stages."""
     users: dict[str, list[int]] = {}
     for number, stage in enumerate(stages):
         for name in stage.blocks[""].params:
@@ -111,13 +111,13 @@ def tied_weights(stages: Sequence[StagePlan]) -> dict[str, tuple[int, ...]]:
 
 
 def boundary_states(stage: StagePlan) -> dict[int, State]:
-    """How each tensor that a stage takes lies on the mesh of its rank."""
+    """Return how each tensor that a stage takes lies on the mesh of its rank."""
     sites = stage.blocks[""].sites
     return {value: sites[f"{RECEIVE}.{value}"].outputs[0].dst for value in stage.takes}
 
 
 def boundary_bytes(top: Block, at: int) -> int:
-    """Bytes of the whole tensors that pass from one stage to the next if the model is cut before item `at` of its top block."""
+    """Return the bytes of the whole tensors that pass from one stage to the next if the model is cut before item `at` of its top block."""
     return sum(top.values[v].meta.num_bytes for v in _crossing_values(top, (at,))[0])
 
 
@@ -152,7 +152,7 @@ def _stage_top(top: Block, items: Sequence[Op | Call], takes: Sequence[int], giv
 def _stage_blocks(
     blocks: Mapping[str, BlockPlan], stage: Graph, states: _DeliveredStates, labels: Mapping[str, str]
 ) -> dict[str, BlockPlan]:
-    """The plan's blocks with the copies, sites and weights of one stage. `labels`: of each copy, by its prefix."""
+    """Return the plan's blocks with the copies, sites and weights of one stage. `labels`: of each copy, by its prefix."""
     top = stage.top
     read = {top.values[v].name for item in top.items for v in item.inputs if top.values[v].kind == "parameter"}
     whole = blocks[""]

@@ -104,8 +104,8 @@ def schedule_seconds(
 
 
 def _is_ahead_of_gpu(cost: StageCost) -> bool:
-    """Whether the host issues every pass in less time than it runs. Then no pass waits for it: if it is done with one pass before the GPU
-    is, so it is with the next."""
+    """Return whether the host issues every pass in less time than it runs. Then no pass waits for it: if it is done with one pass before
+    the GPU is, so it is with the next."""
     return cost.host_forward_s <= cost.forward_s and cost.host_backward_s <= cost.backward_s
 
 
@@ -333,7 +333,7 @@ def _host_seconds(cost: StageCost) -> dict[Pass, float]:
 
 
 def bound_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> float:
-    """Seconds that the schedule's step is not below: the closed form, and what ranks by themselves wait for (see the head)."""
+    """Return the seconds that the schedule's step is not below: the closed form, and what ranks by themselves wait for (see the head)."""
     by_rank = closed_form_by_rank(pipeline, stages, micro_batches)
     # A rank alone takes as long as its part of a simulated step, so only a few are. Ranks in front wait longest for a micro-batch to come
     # back, those behind until they begin; a rank with most work sets the pace. With sends of slow links it is one in the middle that waits
@@ -352,7 +352,7 @@ def bound_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int)
 
 
 def closed_form_by_rank(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> list[float]:
-    """Seconds that no order of each rank's work is below (see the head of the file)."""
+    """Return the seconds that no order of each rank's work is below (see the head of the file)."""
     split, m = pipeline.schedule in SPLIT, micro_batches
     once = [sum(stages[s].step_s for s in pipeline.stages_of(r)) for r in range(pipeline.ranks)]
     seconds = []
@@ -373,7 +373,7 @@ def closed_form_by_rank(pipeline: Pipeline, stages: Sequence[StageCost], micro_b
 def _seconds_of_ranks(
     pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int, ranks: tuple[int, ...]
 ) -> float:
-    """Seconds of a step in which only these ranks have to do one pass after the other."""
+    """Return the seconds of a step in which only these ranks have to do one pass after the other."""
     run = _folded_run(pipeline, stages, micro_batches, ranks)
     end = max(map(run.end_of, ranks))
     if ranks[0]:

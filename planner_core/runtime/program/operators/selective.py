@@ -160,7 +160,7 @@ class _TensorShape:
         self.size, self.stride, self.dtype, self.device = like.size(), like.stride(), like.dtype, like.device
 
     def tensor(self) -> torch.Tensor:
-        """A new tensor of this shape."""
+        """Return a new tensor of this shape."""
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
 
 
