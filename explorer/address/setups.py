@@ -58,13 +58,13 @@ class StatedSetup:
 
     def for_model(self, model: str) -> tuple[StatedSetup, str]:
         """Return the setup as it can be priced for a model, and a sentence about what it leaves out."""
-        left = [f"{k} {value}" for k, value in self.options if k in CAPTURED_OPTIONS and is_uploaded_model(model)]
-        if not left:
+        left_out = [f"{k} {value}" for k, value in self.options if k in CAPTURED_OPTIONS and is_uploaded_model(model)]
+        if not left_out:
             return self, ""
         options = tuple(o for o in self.options if o[0] not in CAPTURED_OPTIONS)
         return replace(
             self, options=options
-        ), f"left out, since an uploaded model keeps its own graph: {', '.join(left)}"
+        ), f"left out, since an uploaded model keeps its own graph: {', '.join(left_out)}"
 
     def _write_options(self) -> list[str]:
         return [f"{name}={value}" for name, value in self.options]
@@ -93,6 +93,7 @@ class StatedSetup:
 def parse_setup(words: Sequence[str]) -> StatedSetup:
     """Invert `StatedSetup.write`. Raises InputError."""
     known = (*STEP_WORDS, *OPTION_NAMES)
+    # What is no word of the step is of the layout, which has a parser and messages of its own.
     texts: dict[str, str] = {}
     for name, _, text in (w.partition("=") for w in words):
         if name in texts:

@@ -162,8 +162,8 @@ def _close_open_choices(request: Request, before: Plan, graph: GraphSource) -> P
 
 def _at_number(planner: Planner, number: int, graph: GraphSource) -> Planner:
     """Return the planner with another number of micro-batches."""
-    asked = replace(planner.request, accumulate=number)
-    return prepare_planner(asked, graph(asked) if callable(graph) else graph, effort=FIRST_FIGURES)
+    of_number = replace(planner.request, accumulate=number)
+    return prepare_planner(of_number, graph(of_number) if callable(graph) else graph, effort=FIRST_FIGURES)
 
 
 @contextmanager

@@ -78,6 +78,7 @@ class ExportWorkers:
 
 
 def _open_worker() -> subprocess.Popen[str]:
+    # From the project's folder, so that a checkout runs as an installed package does.
     command = [sys.executable, "-m", "explorer.jobs.export_worker"]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)

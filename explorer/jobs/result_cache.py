@@ -1,7 +1,7 @@
 """A bounded cache of results for all sessions. Only one thread computes a key; the others wait for it. No Streamlit here.
 
 Unlike a cached function, the function that computes a result may report progress and may be stopped. If it raises, nothing is
-kept, and whoever waited for the result computes it.
+stored, and whoever waited for the result computes it.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ class ResultCache(Generic[K, V]):
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._kept: OrderedDict[K, V] = OrderedDict()
-        self._making: dict[K, threading.Event] = {}
+        self._stored: OrderedDict[K, V] = OrderedDict()
+        self._computing: dict[K, threading.Event] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._stored)
 
     def peek(self, key: K) -> V | None:
         """Return the result, or None where it is not there."""
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
+            if key in self._stored:
+                self._stored.move_to_end(key)
+                return self._stored[key]
         return None
 
     def put(self, key: K, value: V) -> None:
-        """Keep a result that is known under this key, too."""
+        """Store a result that is known under this key, too."""
         with self._lock:
-            self._keep(key, value)
+            self._store(key, value)
 
-    def _keep(self, key: K, value: V) -> None:
-        self._kept[key] = value
-        self._kept.move_to_end(key)
-        while len(self._kept) > self.size:
-            self._kept.popitem(last=False)
+    def _store(self, key: K, value: V) -> None:
+        self._stored[key] = value
+        self._stored.move_to_end(key)
+        # An ordered dict whose last entry is the latest used: the first is the one to forget.
+        while len(self._stored) > self.size:
+            self._stored.popitem(last=False)
 
     def get(self, key: K, make: Callable[[], V], waiting: Callable[[], None] = lambda: None) -> V:
         """Return the result; make it in this thread where it is not cached.
@@ -58,23 +59,23 @@ class ResultCache(Generic[K, V]):
         # The lock is never held while a result is made: a search takes seconds, and others read their own results meanwhile.
         while True:
             with self._lock:
-                if key in self._kept:
-                    self._kept.move_to_end(key)
-                    return self._kept[key]
-                other = self._making.get(key)
+                if key in self._stored:
+                    self._stored.move_to_end(key)
+                    return self._stored[key]
+                other = self._computing.get(key)
                 if other is None:
-                    event = self._making[key] = threading.Event()
+                    event = self._computing[key] = threading.Event()
                     break
             while not other.wait(POLL_S):
                 waiting()
         try:
             value = make()
             with self._lock:
-                self._keep(key, value)
+                self._store(key, value)
             return value
         finally:
             with self._lock:
-                del self._making[key]
+                del self._computing[key]
             event.set()  # also after an error: whoever waited finds nothing and makes it itself
 
 

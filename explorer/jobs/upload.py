@@ -80,6 +80,7 @@ def _find_source(name: str) -> Path | None:
 
 def _remove_oldest() -> None:
     """Keep the latest models only."""
+    # By the time of the folder, which every new graph in it renews.
     folders = sorted((f for f in FOLDER.iterdir() if f.is_dir()), key=lambda f: f.stat().st_mtime, reverse=True)
     for old in folders[MAX_STORED:]:
         shutil.rmtree(old, ignore_errors=True)

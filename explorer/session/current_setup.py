@@ -25,10 +25,10 @@ def _results() -> ResultCache[tuple[Request, tuple[str, ...]], Result | str]:
 def priced_setup(result: Result) -> Result | str | None:
     """Return the stated setup as the only plan of a result, or in one sentence why it cannot be priced; None if none is stated."""
     text = state.value("setup")
-    return _results().get((result.request, text), lambda: _price(result, text)) if text else None
+    return _results().get((result.request, text), lambda: _price_setup(result, text)) if text else None
 
 
-def _price(result: Result, text: tuple[str, ...]) -> Result | str:
+def _price_setup(result: Result, text: tuple[str, ...]) -> Result | str:
     setup, _ = setups.parse_setup(text).for_model(result.request.model)
     layout, workload = setup.layout, result.workload
     # Left open, a model's own batch would be that of each micro-batch; stated, it is that of the step.
@@ -61,9 +61,9 @@ def with_extra_plans(plans: Mapping[str, Plan], result: Result) -> dict[str, Pla
     if isinstance(setup, str):
         st.warning(f"The current setup cannot be priced. {setup}")
     if text := state.value("setup"):
-        _, left = setups.parse_setup(text).for_model(result.request.model)
-        if left:
-            st.caption(f"Of the current setup {left}.")
+        _, unused = setups.parse_setup(text).for_model(result.request.model)
+        if unused:
+            st.caption(f"Of the current setup {unused}.")
     first = next(iter(plans))
     extra = {setups.PLAN_ID: setup.best} if isinstance(setup, Result) else {}
     return {first: plans[first], **extra, **plans}

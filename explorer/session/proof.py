@@ -22,6 +22,7 @@ def _results() -> ResultCache[Request, Result]:
 def is_pending(result: Result) -> bool:
     """Tell whether a proof is missing and was not tried."""
     fastest = result.searched
+    # A plan that does not fit has no gap in time; a method's plan is bounded within its own space alone.
     missing = fastest.fits and not fastest.optimal and fastest.method == "exact"
     return missing and _results().peek(state.current_request()) is None
 

@@ -59,7 +59,7 @@ def begin_page(page: str) -> None:
         state["values"], state["problems"] = settings.parse_query(known)
         state["version"], state["edit_notes"] = version() + 1, ()
         cancel_jobs()
-        state["asked"] = state.get("asked", 0) + 1
+        state["reads"] = state.get("reads", 0) + 1
     state["page"] = page
     query = settings.to_query(state["values"])
     if turned:
@@ -197,7 +197,7 @@ def address_problems() -> list[str]:
 
 def address_reads() -> int:
     """Count the reads of the address, so that the graph follows a link and not its own echo."""
-    return int(st.session_state.get("asked", 0))
+    return int(st.session_state.get("reads", 0))
 
 
 # --- plans -----------------------------------------------------------------------------------------
@@ -280,7 +280,11 @@ def uploaded_graph(request: Request, progress: Progress | None = None) -> Any:
 
 def uploaded_source(request: Request, progress: Progress | None = None) -> GraphSource:
     """Return a function that captures an uploaded model for the number of micro-batches that the search tries."""
-    return (lambda asked: uploaded_graph(asked, progress)) if is_uploaded_model(request.model) else None
+    return (
+        (lambda request_of_number: uploaded_graph(request_of_number, progress))
+        if is_uploaded_model(request.model)
+        else None
+    )
 
 
 def current_request() -> Request:

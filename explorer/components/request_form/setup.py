@@ -33,10 +33,10 @@ def show_setup_chip(v: dict[str, Any], cluster: Cluster) -> None:
         def take(text: str) -> dict[str, Any]:
             if not text.strip():
                 return {"setup": ()}
-            given = setups.parse_line(text)
-            check_layout(given.layout, cluster)
-            given.count_micro_batches(batch)
-            return {"setup": given.write()}
+            setup = setups.parse_line(text)
+            check_layout(setup.layout, cluster)
+            setup.count_micro_batches(batch)
+            return {"setup": setup.write()}
 
         with Form("setup") as form:
             form.line(
@@ -65,7 +65,7 @@ def _read_setup_file(
     check_layout(stated.layout, cluster)
     if is_uploaded_model(v["model"]):
         work = {k: value for k, value in work.items() if k != "seq"}
-    stated, left = stated.for_model(v["model"])
+    stated, left_out = stated.for_model(v["model"])
     description = ", ".join(f"{k} {value}" for k, value in {**work, **dict(stated.options)}.items())
-    notes += [f"Read from {name}: {description}.", *map(state.page_wording, (*said, *[left] * bool(left)))]
+    notes += [f"Read from {name}: {description}.", *map(state.page_wording, (*said, *[left_out] * bool(left_out)))]
     return {"setup": stated.write(), **work}
