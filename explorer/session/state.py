@@ -280,11 +280,7 @@ def uploaded_graph(request: Request, progress: Progress | None = None) -> Any:
 
 def uploaded_source(request: Request, progress: Progress | None = None) -> GraphSource:
     """Return a function that captures an uploaded model for the number of micro-batches that the search tries."""
-    return (
-        (lambda request_of_number: uploaded_graph(request_of_number, progress))
-        if is_uploaded_model(request.model)
-        else None
-    )
+    return (lambda one: uploaded_graph(one, progress)) if is_uploaded_model(request.model) else None
 
 
 def current_request() -> Request:
@@ -452,7 +448,7 @@ def chosen_plan(plans: Mapping[str, Plan], result: Result) -> tuple[str, Plan]:
     """Return the plan in the address, else the recommended one; warn of an id that is not known."""
 
     def known_id(plan_id: str) -> str:
-        """Return a plan that is pinned at these settings is listed under its pin."""
+        """Return the id under which a plan is listed: one that is pinned at these settings has that of its pin."""
         pin = pins.format_pin(plan_id, values())
         return pin if plan_id not in plans and pin in plans else plan_id
 

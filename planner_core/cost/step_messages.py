@@ -88,7 +88,7 @@ def message_time(m: Message, model: CostModel) -> float:
 
 
 def waited_message_seconds(m: Message, model: CostModel) -> float:
-    """Return the seconds of all runs of a message in one step that its operator, or the next one, is delayed by it."""
+    """Return the seconds by which all runs of a message in one step delay its operator, or the next one."""
     each = collective_time(m.kind, m.load * m.num_bytes, model.link(m.axes), m.share)[0]
     return m.count * float(waited_seconds(each, m.behind_s, model.contention))
 

@@ -240,7 +240,7 @@ def _find_alternative(plan: Plan, form: Target) -> _Alternative | None:
 
 
 def _preference_of(cost: FormCost) -> tuple[bool, float]:
-    """Return what fits comes first, the fastest of it; what does not fit comes by its memory."""
+    """Return the key of an order: what fits comes first, the fastest of it; what does not fit comes by its memory."""
     return not cost.fits, cost.step_time_s if cost.fits else cost.peak_bytes
 
 

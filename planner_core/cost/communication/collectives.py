@@ -131,7 +131,8 @@ def _all_reduce(link: AxisLink) -> Algorithm:
 
 
 def _pairwise(link: AxisLink) -> Algorithm:
-    """Return every rank sends B/n² to each other rank, all at once. Every level carries what leaves its units; the slowest level counts.
+    """Return the pairwise exchange: every rank sends B/n² to each other rank, all at once. The slowest level of links counts, by the bytes
+    that leave its units.
 
     Source: pairwise exchange of Thakur et al. (2005). On one level this is (n-1)/n²·B / bandwidth. The exchanges are started
     together, so there is one latency and not n-1.

@@ -73,13 +73,13 @@ def _num_sizes(op: Op, rank: int) -> int:
 
 
 def _pairs(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Return a distance of two tensors along the last dim. The other dims may be sharded if neither tensor is broadcast along them."""
+    """Return the rule of a distance of two tensors along the last dim. Others may be sharded if neither tensor is broadcast along them."""
     same = [d for d, n in enumerate(ins[0][:-1]) if n > 1 and ins[0] == ins[1]]
     return Rule(tuple(split(f"d{d}", [d, d], [d], ins[0][d]) for d in same))
 
 
 def _cosine(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Return the cosine of two tensors along one dim. Any other dim may be sharded; a tensor that is broadcast along it lacks the dim."""
+    """Return the rule of the cosine of two tensors along one dim. Others may be sharded; a tensor that is broadcast along one lacks it."""
     rank = max(map(len, ins))
     along = op.attrs.get("dim", 1)
     if not isinstance(along, int) or len(ins) != 2:

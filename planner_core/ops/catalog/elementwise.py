@@ -58,7 +58,7 @@ def _broadcast_factor_bytes(local: LocalBytes) -> int:
 
 
 def _quotient_bytes(local: LocalBytes) -> int:
-    """Return the divisor's gradient -g · ((x / y) / y) has four tensors of the result's size, the last of which is the gradient."""
+    """Return the bytes of a quotient's backward: the divisor's gradient -g · ((x / y) / y) has four tensors of the result's size."""
     if len(local.ins) < 2 or not local.grads[1]:
         return _broadcast_factor_bytes(local)
     gradient_bytes = sum(n for n, grad in zip(local.ins, local.grads, strict=True) if grad)

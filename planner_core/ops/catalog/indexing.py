@@ -24,7 +24,7 @@ def _embedding(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _embedding_bag(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Return the bags of ids [bags, length] and the width may be sharded. Bags that are given by offsets stay whole."""
+    """Return the rule of bags of ids [bags, length]: bags or width may be sharded. Bags that are given by offsets stay whole."""
     if len(ins) != 2 or len(outs) != 1 or len(ins[0]) != 2:
         return Rule(())
     return Rule((split("d0", [0, None], [0], ins[0][0]), split("width", [None, 1], [1], ins[1][1])))
@@ -129,7 +129,7 @@ def _filled(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _histc(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Return each GPU counts its own elements, so the counts are Partial. Bins without given ends span the values of all elements."""
+    """Return the rule of a histogram: a GPU counts its own elements, so counts are Partial. Bins without given ends span all elements."""
     low, high = (op.attrs.get(end, 0) for end in ("min", "max"))
     if len(ins) != 1 or low == high:
         return Rule(())

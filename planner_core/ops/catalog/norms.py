@@ -8,7 +8,7 @@ from planner_core.ops.rules import DimOf, Internal, Rule, RuleFn, Shapes, Split,
 
 
 def _norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Return all dims may be sharded except the normalised ones, which are the last. Weight and bias have only the normalised dims."""
+    """Return the rule of a norm: all dims may be sharded but the last ones, which are normalised, and which weight and bias have alone."""
     shape = op.attrs.get("normalized_shape")
     inner = len(shape) if isinstance(shape, tuple) else 1
     rest: list[DimOf] = [None] * (len(ins) - 1)

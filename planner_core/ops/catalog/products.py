@@ -158,7 +158,7 @@ def _rmatmul_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 def _einsum(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Return a letter may be sharded if it has the same extent in all operands."""
+    """Return the rule of an equation: a letter may be sharded if it has the same extent in all operands."""
     *operands, result = einsum_letters(op, ins)
     if any(len(set(t)) != len(t) for t in operands):
         return unknown(op, ins, outs)
@@ -175,7 +175,7 @@ def _einsum(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _einsum_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    """Return the operands are multiplied one after the other, from the left, as torch does without opt_einsum.
+    """Return the products of an equation whose operands are multiplied from the left, as torch does without opt_einsum.
 
     In `ij,jk,kl->il` the first two make a matrix [i, k]; this and the third make the result. If only one of two operands has a
     letter, and no later operand and not the result have it, the letter is summed first. Two operands without a letter to sum are
@@ -256,7 +256,7 @@ def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _dispatch_split(ins: Shapes) -> Split:
-    """Return every GPU has 1/n of the tokens and 1/n of the experts.
+    """Return the split in which every GPU has 1/n of the tokens and 1/n of the experts.
 
     It sends k copies of each of its tokens, each to the GPU that holds the chosen expert, and gets as many results back, which it
     weights and sums. Backward sends the results' gradients and gets those of the copies. Both have `copies` elements over all GPUs,

@@ -50,7 +50,7 @@ def _chunk_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _delta_rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Return every operand is [b, s, h, ...]. Samples may be sharded, and heads if queries and values have equally many."""
+    """Return the rule of operands [b, s, h, ...]. Samples may be sharded, and heads if queries and values have equally many."""
     names = _names(op, len(ins))
     splits = [split("batch", [0] * len(ins), [0], outs[0][0])]
     if names and len({shape[2] for shape in ins}) == 1:

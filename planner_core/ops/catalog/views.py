@@ -136,8 +136,8 @@ def _unbind(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _getitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Return a dim that is taken whole may be sharded, and those of tensors of indices. A dim that is cut, picked from or indexed may
-    not."""
+    """Return the rule of an index: dims that are taken whole may be sharded, and those of tensors of indices, but none that is cut or
+    picked from."""
     index = op.attrs.get("index", ())
     return _taken(list(index) if isinstance(index, tuple) else [], ins, outs)
 
@@ -149,7 +149,7 @@ def _select(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _narrow(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Return a piece of a dim, which stays whole. All other dims may be sharded."""
+    """Return the rule of a piece of a dim, which stays whole. All other dims may be sharded."""
     cut = dims_attr(op, "dim", len(ins[0]))[0]
     return _taken([("slice", 0, outs[0][cut], 1) if d == cut else _FULL for d in range(len(ins[0]))], ins, outs)
 
@@ -267,7 +267,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _diagonal(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Return the two dims whose diagonal is taken become the last one, whole."""
+    """Return the rule of a diagonal: its two dims become the last one, whole."""
     rank = len(ins[0])
     pair = {int_attr(op, "dim1", 0) % rank, int_attr(op, "dim2", 1) % rank}
     rest = [d for d in range(rank) if d not in pair]
@@ -275,8 +275,7 @@ def _diagonal(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _complex_parts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Return the last dim, of size two, becomes the two parts of a complex number, or these become a last dim. Other dims may be
-    sharded."""
+    """Return the rule of a last dim of size two that becomes the parts of a complex number, or the reverse. Other dims may be sharded."""
     return _but((), ins, outs)
 
 

@@ -47,7 +47,7 @@ def route_tokens(devices: int, k: int, seed: int) -> dict[str, Any]:
 
 
 def sent_bytes(devices: int, k: int, tokens: int, hidden: int) -> tuple[int, int]:
-    """Return the bytes each device sends forward per layer: two all_to_alls of k copies of the tokens; one all_reduce of the tokens."""
+    """Return the bytes that each device sends forward per layer: two all_to_alls of k copies of the tokens; one all_reduce of the tokens."""
     there_and_back = 2 * wire_bytes("all_to_all", k * tokens * hidden * 2, devices)
     return there_and_back, wire_bytes("all_reduce", tokens * hidden * 2, devices)
 
