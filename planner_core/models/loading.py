@@ -142,9 +142,9 @@ def _capture_config(
         graph = capture_wide_batch(lambda b, few: _capture_config(source, b, seq, dtype, few or layers, flat), batch)
         if graph is not None:
             return graph
-    named = source if isinstance(source, str) else str(source.get("model_type", "the model"))
+    label = source if isinstance(source, str) else str(source.get("model_type", "the model"))
     # Paused while the model is built too: a thousand layers are a million objects that stay, and each collection would walk all of them.
-    with paused_garbage_collection(), limited_memory(named, batch=batch, seq=seq or DEFAULT_SEQ):
+    with paused_garbage_collection(), limited_memory(label, batch=batch, seq=seq or DEFAULT_SEQ):
         model = resolve(source, batch=batch, seq=seq, dtype=dtype, layers=layers)
         tokens, limit = model.workload["seq"], model.positions
         beyond = limit.beyond(tokens)

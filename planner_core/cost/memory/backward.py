@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from planner_core.core import Call, Op
-from planner_core.cost.memory.forward import BlockMemory, Moment, arriving_bytes, peak_issuing_bytes
+from planner_core.cost.memory.forward import BlockMemory, HandedThrough, Moment, arriving_bytes, peak_issuing_bytes
 from planner_core.cost.memory.in_flight import ReductionMemory
 from planner_core.ops import operator, writes_in_place
 
@@ -178,9 +178,10 @@ class BackwardMemory:
             )
         self.departed, self.last_packed = list(copy.unit.reductions), copy.last_packed
         for gradient, result in zip(arrived, copy.results, strict=True):
-            # The block hands this operand through.
-            if gradient is not None and result < 0 and -1 - result not in copy.gradients:
-                yield self._add_gradient(call.inputs[-1 - result], gradient)
+            if gradient is None or not isinstance(result, HandedThrough):
+                continue
+            if result.operand not in copy.gradients:
+                yield self._add_gradient(call.inputs[result.operand], gradient)
         for position, size in copy.gradients.items():
             yield self._add_weight_gradient(call.inputs[position], Gradient(size))
 

@@ -49,19 +49,26 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedThrough:
+    """A result of a block that is one of its operands, by position: it has no storage of its own."""
+
+    operand: int
+
+
+@dataclass(frozen=True, slots=True)
 class CallMemory:
     """What one copy of a block does to the memory of its caller.
 
-    `kept`: bytes inside that it keeps for backward. `keeps`: the operands that it keeps, by position. `results`: for each result
-    its bytes, or -1 - position of the operand whose storage it is. `kept_results`: the results that it keeps. `forward` and
-    `backward`: the highest moments. `gradients`: bytes of each operand's gradient. `grads`: bytes of its weights' gradients. `reduced`:
-    the operands that are weights whose gradients the copy itself reduces.
-    `unit`: its weights that come ahead and its gradients that leave. `last_packed`: bytes of the last gradient that leaves.
+    `kept`: bytes inside that it keeps for backward. `keeps`: the operands that it keeps, by position. `results`: the bytes of each
+    result, or the operand that it is. `kept_results`: the results that it keeps. `forward` and `backward`: the highest moments.
+    `gradients`: bytes of each operand's gradient. `grads`: bytes of its weights' gradients. `reduced`: the operands that are weights
+    whose gradients the copy itself reduces. `unit`: its weights that come ahead and its gradients that leave. `last_packed`: bytes of
+    the last gradient that leaves.
     """
 
     kept: int
     keeps: tuple[int, ...]
-    results: tuple[int, ...]
+    results: tuple[int | HandedThrough, ...]
     kept_results: tuple[int, ...]
     forward: Moment
     backward: Moment
@@ -108,11 +115,11 @@ class BlockMemory:
     def _add_call(self, number: int, call: Call) -> tuple[Key, ...]:
         """Give the results of a call their storages. Returns the storages that the call keeps, inside and among its operands."""
         s, copy = self.storages, self.calls[call.prefix]
-        for value, size in zip(call.outputs, copy.results, strict=True):
-            # A negative size stands for an operand that the block hands through: no new storage.
-            s.at[value] = s.at.get(call.inputs[-1 - size]) if size < 0 else ("made", value)
-            if size >= 0:
-                s.size["made", value] = size
+        for value, result in zip(call.outputs, copy.results, strict=True):
+            if isinstance(result, HandedThrough):
+                s.at[value] = s.at.get(call.inputs[result.operand])
+            else:
+                s.at[value], s.size["made", value] = ("made", value), result
         s.size["call", number] = copy.kept
         across = [call.inputs[i] for i in copy.keeps] + [call.outputs[i] for i in copy.kept_results]
         inside: Key = ("call", number)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import OPTIMIZERS, BlockPlan, Graph, Workload
 from planner_core.cost.memory.backward import BackwardMemory, Gradient
-from planner_core.cost.memory.forward import BlockMemory, CallMemory, Moment
+from planner_core.cost.memory.forward import BlockMemory, CallMemory, HandedThrough, Moment
 from planner_core.cost.memory.in_flight import UnitMemory, brought_by_caller, unit_memory, units_of_top
 from planner_core.cost.memory.standing import StandingMemory, standing_memory
 from planner_core.cost.memory.storages import BlockStorages, Key
@@ -154,7 +154,10 @@ def _call_memory(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
     position: dict[Key | None, int] = {("in", v): k for k, v in reversed(list(enumerate(block.inputs)))}
     # A result that no operator makes is an operand that the block hands through.
     at = {v: s.at.get(v, ("in", v)) for v in block.outputs}
-    results = tuple(-1 - position[k] if k in position else s.bytes_of_key(k) for k in (at[v] for v in block.outputs))
+    results = tuple(
+        HandedThrough(position[key]) if key in position else s.bytes_of_key(key)
+        for key in (at[v] for v in block.outputs)
+    )
     given = arriving_gradients(block_memory)
     # A copy: the walk takes gradients out of it, and `given` is summed again for the recomputation.
     back = BackwardMemory(block_memory, dict(given))
@@ -162,7 +165,9 @@ def _call_memory(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
     kept_bytes = sum(map(block_memory.kept_bytes, range(len(block.items))))
     # Operands that an item inside keeps are the caller's storages: `kept_bytes` leaves them out, and the caller counts each once.
     keeps = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in block_memory.first)
-    kept_results = tuple(k for k, v in enumerate(block.outputs) if at[v] in block_memory.first and results[k] >= 0)
+    kept_results = tuple(
+        k for k, v in enumerate(block.outputs) if at[v] in block_memory.first and at[v] not in position
+    )
     if s.plan.recompute != "none":  # it keeps its operands and what the plan keeps, and runs again
         # Backward of a recomputed copy runs it forward again first, with the gradients of its results waiting.
         recomputation = highest_moment(block_memory.recomputation_moments()) + Moment(
