@@ -266,6 +266,7 @@ def test_files_of_several_kinds_make_one_gpu(tmp_path: Path, capsys: pytest.Capt
     assert gpu.flops_efficiency == pytest.approx(r["fits"][2]["constants"]["flops_efficiency"]["after"])
 
 
+@pytest.mark.slow
 def test_this_machine_is_measured_and_planned_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "machine.json"
     r = told(capsys, "--run", "--ranks", 2, "-o", out)

@@ -69,10 +69,9 @@ def test_saved_under_one_plan_and_resumed_under_another(tmp_path: Path) -> None:
     for name, value in halfway.state_dict().items():
         torch.testing.assert_close(whole["model"][name], value, rtol=1e-4, atol=1e-6)
     assert set(whole["optimizer"]["state"]["blocks.0.qkv.weight"]) == {"step", "exp_avg", "exp_avg_sq"}
-    for gpus, name in ((2, "FSDP"), (4, "Megatron-LM")):
-        extra, *then = run_ranks(_train, gpus, (plan_file(tmp_path, gpus, name), folder, 3, 6, False))[0]
-        assert extra == {"step": 3}
-        assert then == pytest.approx(losses[3:], rel=1e-4), (gpus, name)
+    extra, *then = run_ranks(_train, 4, (plan_file(tmp_path, 4, "FSDP"), folder, 3, 6, False))[0]
+    assert extra == {"step": 3}
+    assert then == pytest.approx(losses[3:], rel=1e-4)
 
 
 def _refused(plan: str, folder: str) -> str:

@@ -104,7 +104,7 @@ def plan_of(name: str, layers: int = 2, offload: bool = True, accumulate: int = 
 @pytest.mark.slow(but=("1",))
 def test_memory_is_what_a_fake_step_holds(accumulate: int) -> None:
     """Moments do not count, and those of one weight count while the step updates it. Data parallelism's step is its fullest moment."""
-    names = ("best", "FSDP", "data parallel")
+    names = ("FSDP", "data parallel")
     plans = [plan_of(name, accumulate=accumulate) for name in names]
     for plan, report in zip(plans, verify_fake_all(plans), strict=True):
         found = report["memory_bytes"]

@@ -32,7 +32,7 @@ def of_layout(model: str, text: str, layers: int = 4, gpus: int = 4) -> Plan:
     ("model", "layout", "layers"),
     [
         pytest.param("llama-3-8b", "dp=1,tp=2,pp=2", 4, marks=pytest.mark.slow),
-        ("gpt2-xl", "dp=2,pp=2,zero=1", 3),
+        pytest.param("gpt2-xl", "dp=2,pp=2,zero=1", 3, marks=pytest.mark.slow),
         pytest.param("gpt2-xl", "dp=2,pp=2,order=tp-pp-dp,zero=2", 3, marks=pytest.mark.slow),
         ("llama-3-8b", "fsdp=2,pp=2,vp=2,schedule=interleaved", 5),
     ],
@@ -65,7 +65,7 @@ def test_a_convolutional_network_runs_in_stages_on_small_images() -> None:
     [
         pytest.param("gpt2-xl", "dp=2,pp=2,zero=0", 3, marks=pytest.mark.slow),
         ("llama-3-8b", "tp=2,pp=2,schedule=gpipe", 4),
-        ("llama-3-8b", "dp=2,pp=2,order=tp-pp-dp,zero=2", 3),
+        pytest.param("llama-3-8b", "dp=2,pp=2,order=tp-pp-dp,zero=2", 3, marks=pytest.mark.slow),
         ("llama-3-8b", "fsdp=2,pp=2,vp=2,schedule=interleaved,copies=2-1-1-2", 6),
     ],
     ids=["uneven", "gpipe", "ZeRO-2", "ZeRO-3, interleaved, uneven"],
