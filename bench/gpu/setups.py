@@ -35,7 +35,7 @@ class Setup:
 
     def step(self) -> torch.Tensor:
         """One training step: micro-batches, clip, optimizer. Returns the last micro-batch's loss."""
-        parts = int(self.plan.workload["accumulate"])
+        parts = self.plan.accumulate
         for part in range(parts):
             with self.last(part == parts - 1):
                 loss = training.loss_of(self.model, self.inputs) / parts

@@ -362,6 +362,16 @@ class Plan:
     to two axes, and of the larger meshes that were searched. None where nothing is known, as of a plan from a file."""
 
     @property
+    def accumulate(self) -> int:
+        """Micro-batches of a step."""
+        return int(self.workload.get("accumulate", 1))
+
+    @property
+    def graph_batch(self) -> int:
+        """Samples of one global micro-batch, which is the batch of the plan's graph."""
+        return int(self.workload["batch"]) // self.accumulate
+
+    @property
     def is_step_proven(self) -> bool:
         """Whether no plan of the request is better. A search for time minimises the work of GPUs: where they wait for their host, a plan
         with more of it may take a shorter step, so that only the work is proven."""

@@ -46,7 +46,7 @@ def named_mesh(mesh: DeviceMesh, blocks: Mapping[str, BlockPlan]) -> DeviceMesh:
 def micro_batch(plan: Plan) -> int:
     """Samples of one micro-batch on one data-parallel rank. Ranks that share a sample count as one rank."""
     ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in plan.data_axes)
-    return max(1, int(plan.workload["batch"]) // int(plan.workload["accumulate"]) // ranks)
+    return max(1, plan.graph_batch // ranks)
 
 
 def zero_stage(plan: Plan) -> int:

@@ -151,7 +151,7 @@ def _layout_remark(plan: Plan, sharding: BatchSharding) -> tuple[str, ...]:
         return ()
     # Weights that stay gathered between forward and backward, with sharded gradients and states, are ZeRO-2.
     layout = Layout(dp=sharding.shard, zero=2) if frees == {False} else Layout(sharding.replicate, sharding.shard)
-    parts = f"--micro-batch {micro_batch(plan)} --accumulate {plan.workload['accumulate']} --seq {plan.workload['seq']}"
+    parts = f"--micro-batch {micro_batch(plan)} --accumulate {plan.accumulate} --seq {plan.workload['seq']}"
     recompute = " --recompute full" if recompute_by_hand(plan) else ""
     return (f"price --config reads no such file; state it as --layout {layout} {parts}{recompute}",)
 

@@ -52,7 +52,7 @@ def write_torchrun_script(plan: Plan) -> str:
         check_schedule(plan.pipeline)
     # To write blocks the model has to run once: code that a plan file names is not run here, and stages record a step of their own.
     blocks = Blocks() if user_code or plan.pipeline else blocks_of(plan)
-    flops = 0 if user_code else count_model_flops(load_plan_graph(plan)) * int(plan.workload["accumulate"])
+    flops = 0 if user_code else count_model_flops(load_plan_graph(plan)) * plan.accumulate
     parts = [f"{_write_docstring(plan)}\n\n{_write_imports(blocks)}\n\n{_write_constants(plan, blocks, flops)}"]
     if blocks.source:
         parts += [

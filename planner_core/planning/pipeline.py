@@ -37,7 +37,6 @@ from planner_core.planning.fitting.baselines import (
     note_missing_baselines,
     plan_baselines,
     plan_stated_layout,
-    samples_at_once,
 )
 from planner_core.planning.fitting.for_tool import choose_for_tool
 from planner_core.planning.fitting.front import is_trade_off, leave_out_beaten, name_trade_offs, plan_trade_offs
@@ -191,7 +190,7 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
     if stated := plan_stated_layout(planner, draft.request, draft.source, draft.say):
         planners.setdefault(stated[0].workload.graph_batch, stated[0])
         usual = (stated[1], *usual)
-    used = {samples_at_once(plan) for plan in usual} - {planner.workload.graph_batch}
+    used = {plan.graph_batch for plan in usual} - {planner.workload.graph_batch}
     # without what was built for the search, which takes most of a planner's memory
     bare_planners = {size: other.changed() for size, other in planners.items() if size in used}
     return replace(draft, usual=usual, planners=bare_planners), f"{len(usual)} baselines have a plan"
@@ -234,7 +233,7 @@ def take_better_baseline(draft: Draft) -> tuple[Draft, str]:
     if plan is draft.chosen:
         return draft, "none is better"
     # the request of a result has the number of micro-batches of its chosen plan
-    planner = draft.planners.get(samples_at_once(plan), draft.planner)
+    planner = draft.planners.get(plan.graph_batch, draft.planner)
     planners = {**draft.planners, draft.planner.workload.graph_batch: draft.planner.changed()}
     planners.pop(planner.workload.graph_batch)
     return replace(draft, chosen=plan, planner=planner, planners=planners), "the search had missed it"
@@ -415,7 +414,7 @@ def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Re
         shown = (limit_gap_to_one_stage(plan) for plan in result.plans if plan not in corners or plan in unbeaten)
         result = replace(result, plans=tuple(shown), notes=notes)
     for plan, planner in added:
-        samples = samples_at_once(plan)
+        samples = plan.graph_batch
         known = {result.planner.workload.graph_batch, *result.planners}
         planners = result.planners if samples in known else {**result.planners, samples: planner.changed()}
         result = replace(result, plans=(*result.plans, plan), planners=planners)

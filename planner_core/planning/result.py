@@ -33,7 +33,6 @@ import numpy as np
 from planner_core.core import Cluster, DeviceMesh, Graph, Note, Plan, Workload, axis_names
 from planner_core.cost import Component
 from planner_core.ops import CoarseGraph
-from planner_core.planning.fitting.baselines import samples_at_once
 from planner_core.planning.fitting.for_tool import runs_on_stock_tools
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import UnevenBatch
@@ -158,7 +157,7 @@ class Result:
 
         A baseline stands at the number at which it is best. With one sample of a micro-batch the graph has other rows than with two,
         so that neither its price nor its simulation can be read from the chosen plan's graph."""
-        planner = self.planners.get(samples_at_once(plan))
+        planner = self.planners.get(plan.graph_batch)
         return self if planner is None else self.of_planner(planner)
 
     def of_planner(self, planner: Planner) -> Result:

@@ -195,7 +195,7 @@ def _sample_sizes(plan: Plan, ranks: int) -> list[tuple[int, int]]:
     its dim with a sharded one, so a rank of the small plan must have one sample too. The largest size comes last.
     """
     whole = plan.workload["seq"]
-    if plan.workload["batch"] == plan.workload["accumulate"]:
+    if plan.graph_batch == 1:
         return list(dict.fromkeys([(1, SMALL_SEQ), (1, whole)]))
     some, one, *fewer = 4 * ranks, *reversed(divisors(ranks))
     first = [(some, SMALL_SEQ), (one, min(LONGER_SEQ, whole)), (one, whole), (one, SMALL_SEQ)]

@@ -16,7 +16,6 @@ from planner_core.models.zoo import ZOO
 from planner_core.planning import choose_mesh, pipeline
 from planner_core.planning import request as request_module
 from planner_core.planning.fitting import mesh_search
-from planner_core.planning.fitting.baselines import samples_at_once
 from planner_core.planning.pipeline import compare_methods, plan_model
 from planner_core.planning.planner import STATED, Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import Clock, Request
@@ -284,7 +283,7 @@ def test_a_usual_layout_is_read_on_the_graph_of_its_own_micro_batches(request_: 
     assert other
     for plan in result.plans:
         own = result.of_plan(plan)
-        assert own.graph.workload["batch"] == own.workload.graph_batch == samples_at_once(plan)
+        assert own.graph.workload["batch"] == own.workload.graph_batch == plan.graph_batch
         assert own.request.accumulate == plan.workload["accumulate"]
         again = price_with_host(plan.blocks, own.graph, cost_model_of(plan), own.coarse)
         assert again.step_time_s == pytest.approx(plan.cost.step_time_s, rel=1e-9)

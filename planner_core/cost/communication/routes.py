@@ -63,7 +63,7 @@ def _between_stages(plan: Plan, phases: Iterable[str]) -> Iterator[tuple[int, in
         return
     for stage, stage_cost in enumerate(cost.stages[:-1]):
         here, there = cut.rank_of(stage), cut.rank_of(stage + 1)
-        sent = float(stage_cost.send_bytes * int(plan.workload["accumulate"]))
+        sent = float(stage_cost.send_bytes * plan.accumulate)
         if here != there:
             yield from (
                 (a, b, sent) for p, a, b in (("forward", here, there), ("backward", there, here)) if p in phases

@@ -93,7 +93,7 @@ def _write_deepspeed_section(plan: Plan, stage: int) -> list[str]:
     return [
         "deepspeed_config:",
         f"  zero_stage: {stage}",
-        f"  gradient_accumulation_steps: {int(plan.workload['accumulate'])}",
+        f"  gradient_accumulation_steps: {plan.accumulate}",
         f"  offload_optimizer_device: {offload}",
         "  offload_param_device: none",
         *(["  zero3_init_flag: true", "  zero3_save_16bit_model: true"] if stage == 3 else []),
@@ -113,7 +113,7 @@ def _list_deepspeed_remarks(plan: Plan, stage: int) -> tuple[str, ...]:
 
 def _batch_remark(plan: Plan) -> tuple[str, ...]:
     """Return the micro-batches of a step, for which accelerate's file has no field: the training script states them."""
-    number = int(plan.workload["accumulate"])
+    number = plan.accumulate
     if number == 1:
         return ()
     return (

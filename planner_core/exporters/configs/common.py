@@ -44,7 +44,7 @@ def column_remarks(layout: TpLayout) -> list[str]:
 
 def micro_batch_samples(plan: Plan, layout: TpLayout) -> int:
     """Samples of one micro-batch of one data-parallel rank."""
-    return max(1, int(plan.workload["batch"]) // int(plan.workload["accumulate"]) // layout.data)
+    return max(1, plan.graph_batch // layout.data)
 
 
 def count_recompute_policies(plan: Plan) -> Counter[str]:
@@ -68,7 +68,7 @@ def check_single_stack(plan: Plan, cut: Pipeline) -> None:
 
 def gathering_remarks(plan: Plan) -> list[str]:
     """Return a remark on traffic of once a step (ZeRO-1 and 2), for FSDP2 that keeps gathered weights through backward."""
-    if plan.workload["accumulate"] == 1:
+    if plan.accumulate == 1:
         return []  # all of it is once a step there too
     return [
         "weights that the plan gathers once a step (ZeRO-1, ZeRO-2) are gathered here in every micro-batch, and gradients scattered in each"

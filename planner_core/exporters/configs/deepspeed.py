@@ -101,9 +101,7 @@ def _write_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
     )
     data = {
         **_step_settings(plan, stage),
-        "train_micro_batch_size_per_gpu": max(
-            1, plan.workload["batch"] // plan.workload["accumulate"] // plan.mesh.num_devices
-        ),
+        "train_micro_batch_size_per_gpu": max(1, plan.graph_batch // plan.mesh.num_devices),
     }
     listed = f"{len(differing)} of its {len(params)} kinds of weights lie in another way there: {list_few(differing)}"
     remarks = (
@@ -135,7 +133,7 @@ def _step_settings(plan: Plan, stage: int) -> dict[str, Any]:
     """Return the settings of a step: batch, ZeRO stage and dtype."""
     return {
         "train_batch_size": plan.workload["batch"],
-        "gradient_accumulation_steps": int(plan.workload["accumulate"]),
+        "gradient_accumulation_steps": plan.accumulate,
         "zero_optimization": {
             "stage": stage,
             **(_gathered_ahead(plan) | GATHERED_ON_SAVE if stage == ZERO_3 else {}),

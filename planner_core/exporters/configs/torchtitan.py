@@ -143,7 +143,7 @@ def _batch_options(plan: Plan, layout: TpLayout) -> dict[str, Any]:
     if plan.pipeline is None:
         return {"training.local_batch_size": micro}
     # With stages accumulation is the pipeline's own: a rank reads the samples of all micro-batches at once.
-    samples = micro * int(plan.workload["accumulate"])
+    samples = micro * plan.accumulate
     return {"parallelism.pipeline_parallel_microbatch_size": micro, "training.local_batch_size": samples}
 
 

@@ -28,7 +28,7 @@ def find_same_plan(plan: Plan, plans: Iterable[Plan]) -> Plan:
 
     def identity(p: Plan) -> tuple[object, ...]:
         # The stage of ZeRO in a workload is what the search may use, which blocks and their states need not.
-        return p.mesh, p.blocks, p.workload["accumulate"], p.pipeline
+        return p.mesh, p.blocks, p.accumulate, p.pipeline
 
     return next((p for p in plans if identity(p) == identity(plan)), plan)
 

@@ -33,7 +33,6 @@ from planner_core.planning.analysis.legend import (
     row_title,
     simulation_text,
 )
-from planner_core.planning.fitting.baselines import samples_at_once
 from planner_core.planning.fitting.front import FrontPoint
 from planner_core.planning.fitting.host_waits import describe_gap_with_waits
 from planner_core.planning.methods import EXACT, METHODS, OWN_WORKLOAD, describe_tool_space
@@ -109,7 +108,7 @@ def plan_report(result: Result, budget: Budget | None = None, times: Sequence[fl
 def _micro_batch_flops(plan: Plan, result: Result) -> int:
     """FLOPs of one of the plan's micro-batches, which with stages may be of another size than its graph's."""
     graph = result.of_plan(plan).graph
-    return count_model_flops(graph) * samples_at_once(plan) // graph.workload["batch"]
+    return count_model_flops(graph) * plan.graph_batch // graph.workload["batch"]
 
 
 def describe_arrangement(plan: Plan) -> str:
@@ -162,7 +161,7 @@ def plan_summary(plan: Plan, speed: Speed | None = None, reserved: ReservedMemor
         "outside_time_s": c.outside_time_s,
         "host_wait_s": c.host_wait_s,
         "micro_batch": micro_batch(plan),
-        "accumulate": int(plan.workload["accumulate"]),
+        "accumulate": plan.accumulate,
         "zero": zero_stage(plan),
         "recompute": recomputation(plan),
         "collectives": c.collectives(),
@@ -376,7 +375,7 @@ def is_slowed(plan: Plan) -> bool:
 
 def describe_micro_batches(plan: Plan) -> str:
     """Samples of a data-parallel rank at once, and the micro-batches of a step: `2 x 8`."""
-    return f"{micro_batch(plan):g} x {plan.workload['accumulate']}"
+    return f"{micro_batch(plan):g} x {plan.accumulate}"
 
 
 def describe_recomputation(plan: Plan) -> str:

@@ -489,8 +489,3 @@ def _note_open_gap(one_stage_s: float | None) -> Note:
     known."""
     known = (": no plan of one pipeline stage takes less than ", time_amount(one_stage_s)) if one_stage_s else ()
     return Note(Sentence("not proven", *known), NoteKind.GAP)
-
-
-def samples_at_once(plan: Plan) -> int:
-    """Samples of one global micro-batch of a plan, which is the batch of its graph."""
-    return int(plan.workload["batch"]) // int(plan.workload["accumulate"])

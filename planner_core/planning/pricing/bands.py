@@ -110,7 +110,7 @@ def _missing_evidence(plan: Plan, kind: str) -> str:
 def num_operator_calls(plan: Plan) -> int:
     """Return the calls of operators in the forward passes of a step."""
     calls = sum(len(block.sites) * len(block.prefixes) for block in plan.blocks.values())
-    return calls * int(plan.workload["accumulate"])
+    return calls * plan.accumulate
 
 
 def time_sigma(plan: Plan, cluster: Cluster) -> float:

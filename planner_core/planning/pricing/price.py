@@ -256,7 +256,7 @@ class Pricer:
         """Return the figures of a plan of a statement."""
         # The best plan may cut the same samples into another number of micro-batches, and `measure_speed` takes the FLOPs of one.
         step = count_model_flops(self.planner(stated).graph) * stated.accumulate
-        return measure_speed(plan, step // plan.workload.get("accumulate", 1), self.cluster)
+        return measure_speed(plan, step // plan.accumulate, self.cluster)
 
     def best(self, stated: Statement, known: Plan | None) -> Plan:
         """Return the best plan for the same samples a step over every mesh of at most two axes, or `known` if that is better.

@@ -7,7 +7,7 @@ the computed half counts. Model FLOPs per second, divided by the GPU's peak in t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner_core.core import OPTIONS, Block, Cluster, Graph, InputError, Plan, named
@@ -93,15 +93,11 @@ def measure_speed(plan: Plan, flops: int, cluster: Cluster) -> Speed:
     return Speed(
         step_time_s=step,
         tokens_per_s_per_gpu=load["batch"] * load["seq"] * per_gpu,
-        mfu=flops * _micro_batches(load) * per_gpu / _peak_flops(cluster, load["dtype"]),
+        mfu=flops * plan.accumulate * per_gpu / _peak_flops(cluster, load["dtype"]),
         low_s=band.low and step * band.low,
         high_s=band.high and step * band.high,
         band=band,
     )
-
-
-def _micro_batches(load: Mapping[str, int]) -> int:
-    return load.get("accumulate", 1)
 
 
 def _peak_flops(cluster: Cluster, dtype: str) -> float:

@@ -21,7 +21,7 @@ def stage_trace(plan: Plan) -> dict[str, Any]:
     cut, cost = plan.pipeline, plan.cost.pipeline
     if cut is None or cost is None:
         raise InputError("this plan has one stage, so it has no rows of stages")
-    time = simulated_pipeline(cut, cost.stages, int(plan.workload["accumulate"]))
+    time = simulated_pipeline(cut, cost.stages, plan.accumulate)
     events: list[dict[str, Any]] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": plan.name}}]
     for rank in range(cut.ranks):
         stages = ", ".join(map(str, cut.stages_of(rank)))

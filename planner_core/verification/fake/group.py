@@ -72,7 +72,7 @@ def _compare_with_plan(plan: Plan, measurement: Mapping[str, Any], graph: Graph 
     equal = same_traffic(predicted, measured)
     order = None
     if graph is not None:
-        order = check_order(plan, graph, measurement["events"], micro_batches=int(plan.workload["accumulate"]))
+        order = check_order(plan, graph, measurement["events"], micro_batches=plan.accumulate)
     return {
         "ok": equal and fits and (order is None or order["ok"]),
         "ranks": plan.mesh.num_devices,
