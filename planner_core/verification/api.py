@@ -101,8 +101,7 @@ def verify(
 
 def _verify_at_full_size(plan: Plan, timeout_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
     if plan.pipeline:
-        progress(f"one step of a GPU of each of {plan.pipeline.ranks} ranks of {plan.mesh.num_devices}")
-        return verify_fake_stages(plan, load_plan_graph(plan), timeout_s=timeout_s)
+        return verify_fake_stages(plan, load_plan_graph(plan), timeout_s=timeout_s, progress=progress)
     progress(f"one step of rank 0 of {plan.mesh.num_devices}")
     return verify_fake(plan, graph=load_plan_graph(plan), timeout_s=timeout_s)
 

@@ -38,24 +38,33 @@ PRELOADED: tuple[str, ...] = (
 """Modules that every rank needs. A server imports them once, and ranks are forked from it. It ends with the process that started it."""
 
 GRACE_S = 0.2
+TOLD = "told.txt"
+"""The file in which rank 0 leaves what it tells of its work."""
 
 
 def run_ranks(
-    work: Work, num_ranks: int, args: tuple[Any, ...] = (), *, timeout_s: float = 300.0, backend: str | None = "gloo"
+    work: Work,
+    num_ranks: int,
+    args: tuple[Any, ...] = (),
+    *,
+    timeout_s: float = 300.0,
+    backend: str | None = "gloo",
+    progress: Callable[[str], None] | None = None,
 ) -> list[Any]:
     """Run `work(*args)` on every rank of a process group and return the results.
 
-    With `backend` None, `work` makes its own group. Raises VerificationFailed if a rank fails or hangs.
+    With `backend` None, `work` makes its own group. With `progress`, `work` takes a function of a sentence as its last argument, and
+    `progress` gets what rank 0 tells by it. Raises VerificationFailed if a rank fails or hangs.
     """
     with _make_folder() as folder:
         context = _start_context()
-        jobs = [(folder, r, num_ranks, backend, work, args) for r in range(num_ranks)]
+        jobs = [(folder, r, num_ranks, backend, work, args, progress is not None) for r in range(num_ranks)]
         ranks = [context.Process(target=_run_rank, args=job, daemon=True) for job in jobs]
         try:
             with _not_running_main(work, args):
                 for process in ranks:
                     process.start()
-            _wait_for_ranks(ranks, folder, time.monotonic() + timeout_s, timeout_s)
+            _wait_for_ranks(ranks, folder, time.monotonic() + timeout_s, timeout_s, progress)
             return [json.loads((Path(folder) / f"{r}.json").read_text()) for r in range(num_ranks)]
         finally:
             for process in ranks:
@@ -106,7 +115,10 @@ def _make_folder() -> tempfile.TemporaryDirectory[str]:
         ) from None
 
 
-def _wait_for_ranks(ranks: list[Any], folder: str, deadline: float, timeout_s: float) -> None:
+def _wait_for_ranks(
+    ranks: list[Any], folder: str, deadline: float, timeout_s: float, progress: Callable[[str], None] | None
+) -> None:
+    known = ""
     # Also when none is alive: the last one may have ended by a failure.
     while any(p.is_alive() for p in ranks) or any(p.exitcode for p in ranks):
         if any(p.exitcode for p in ranks):
@@ -115,7 +127,16 @@ def _wait_for_ranks(ranks: list[Any], folder: str, deadline: float, timeout_s: f
             raise find_cause(failures, len(ranks))
         if time.monotonic() > deadline:
             raise VerificationFailed(f"{len(ranks)} ranks did not finish in {timeout_s:g} s; all of them were stopped")
+        if progress and (text := _read_sentence(folder)) not in ("", known):
+            known = text
+            progress(text)
         time.sleep(0.02)
+
+
+def _read_sentence(folder: str) -> str:
+    """Return what rank 0 told last; empty if it told nothing yet."""
+    path = Path(folder) / TOLD
+    return path.read_text() if path.exists() else ""
 
 
 @dataclass(frozen=True)
@@ -156,12 +177,16 @@ def find_cause(failures: Iterable[RankFailure], num_ranks: int) -> RankFailed:
     return RankFailed(min(failures, key=lambda failure: failure.lost_peer), num_ranks)
 
 
-def _run_rank(folder: str, rank: int, num_ranks: int, backend: str | None, work: Work, args: tuple[Any, ...]) -> None:
+def _run_rank(
+    folder: str, rank: int, num_ranks: int, backend: str | None, work: Work, args: tuple[Any, ...], is_heard: bool
+) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux: die with the parent, whatever kills it
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
     try:
         if backend:
             dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
+        if is_heard:
+            args = (*args, (Path(folder) / TOLD).write_text if rank == 0 else lambda text: None)
         result = work(*args)
         (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
         if backend:

@@ -10,7 +10,7 @@ import contextlib
 import gc
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -34,9 +34,13 @@ from planner_core.verification.processes import run_ranks
 from planner_core.verification.stages import compare_ranks, record_step, step_call, summarize_ranks
 
 
-def verify_fake_stages(plan: Plan, graph: Graph, *, timeout_s: float = 600.0) -> dict[str, Any]:
-    """Run one step of each rank of a plan with stages, and return the report of docs/CONTRACT.md without numerics."""
-    (measurements,) = run_ranks(_run_all_ranks, 1, (plan,), timeout_s=timeout_s, backend=None)
+def verify_fake_stages(
+    plan: Plan, graph: Graph, *, timeout_s: float = 600.0, progress: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Run one step of each rank of a plan with stages, and return the report of docs/CONTRACT.md without numerics.
+
+    `progress` gets a sentence before each rank."""
+    (measurements,) = run_ranks(_run_all_ranks, 1, (plan,), timeout_s=timeout_s, backend=None, progress=progress)
     cut = plan.pipeline
     assert cut is not None
     per_rank = compare_ranks(plan, graph, measurements)
@@ -62,10 +66,13 @@ def verify_fake_stages(plan: Plan, graph: Graph, *, timeout_s: float = 600.0) ->
     }
 
 
-def _run_all_ranks(plan: Plan) -> list[dict[str, Any]]:
+def _run_all_ranks(plan: Plan, say: Callable[[str], object] = lambda text: None) -> list[dict[str, Any]]:
     assert plan.pipeline is not None
-    recordings = SharedRecordings()
-    return [_run_rank(plan, rank, recordings) for rank in range(plan.pipeline.ranks)]
+    recordings, measurements = SharedRecordings(), []
+    for rank in range(plan.pipeline.ranks):
+        say(f"one step of a GPU of rank {rank + 1} of {plan.pipeline.ranks} of the pipeline")
+        measurements.append(_run_rank(plan, rank, recordings))
+    return measurements
 
 
 class SharedRecordings:
