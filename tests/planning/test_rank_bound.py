@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner_core.core import Pipeline
-from planner_core.cost import in_flight_at_once
+from planner_core.core import Pipeline, StageCost
+from planner_core.cost import in_flight_at_once, simulated_pipeline
 from planner_core.planning import prepare_planner
 from planner_core.planning.request import Request
 from planner_core.planning.stages import search
@@ -101,6 +101,32 @@ def test_no_cut_into_several_stages_a_rank_is_below(seed: int) -> None:
     # A rank behind the first one waits for a copy there and back, so the bound may be above the work alone by that.
     wait_s = (ranks - 1) * min(ways)[0] / m
     assert bound.least_step_s(PipelineDegrees(ranks, virtual, 1, 1, 1, m), copies) <= least + wait_s
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_simulated_cut_is_below_the_bound_with_sends(seed: int) -> None:
+    """Forward and backward of a copy, sends, and rounds of as many micro-batches as ranks or of more, against cuts at random."""
+    chance = random.Random(seed)
+    ranks, virtual, copies = chance.choice([2, 3, 4]), chance.choice([1, 2, 3]), 14
+    m = chance.choice([n for n in (4, 5, 6, 8, 9, 12) if n >= ranks and n % (n // ranks) == 0])
+    forward, backward, send = chance.uniform(0.5, 1), chance.uniform(1, 2), chance.uniform(0, 3)
+    d = PipelineDegrees(ranks, virtual, 1, 1, 1, m)
+    bound_s = bound_of([((forward + backward) * m, 1.0, 1.0)], 1e9, [1, ranks], [0.0]).least_step_s(d, copies, 2 * send)
+    for _ in range(40):
+        inner = sorted(chance.sample(range(1, copies), ranks * virtual - 1))
+        sizes = tuple(b - a for a, b in itertools.pairwise((0, *inner, copies)))
+        costs = [
+            StageCost(n * forward, n * backward, 0.0, 0.0, 0.0, 0.0, send, send_bytes=0, peak_bytes=0) for n in sizes
+        ]
+        assert simulated_pipeline(Pipeline(ranks, d.schedule, sizes), costs, m).step_s >= bound_s * (1 - 1e-9)
+
+
+def test_sends_between_all_stages_are_in_the_bound() -> None:
+    """8 copies of 3 s on 4 ranks of two stages, 8 micro-batches, sends of 2 s: each rank works 48 s, and waits 1.5 x 3 s for copies and
+    (4 + 1.5) x 4 s for sends, on average."""
+    d = PipelineDegrees(4, 2, 1, 1, 1, 8)
+    bound = bound_of([(24.0, 1.0, 1.0)], 1e9, [1, 4], [0.0])
+    assert bound.least_step_s(d, 8, 4.0) == pytest.approx(74.5)
 
 
 def test_plans_of_all_degrees_are_above_and_memory_raises_it(tmp_path: Path) -> None:

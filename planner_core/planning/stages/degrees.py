@@ -70,6 +70,23 @@ class PipelineDegrees:
         m, p = self.micro_batches, self.ranks
         return model_s / p if self.virtual > 1 else model_s / m / (1 - (1 - 1 / m) ** p)
 
+    def mean_wait_s(self, copy_s: float, send_s: float) -> float:
+        """Return the seconds that the ranks of any cut wait on average, for micro-batches that come and gradients that go back.
+
+        Before rank r begins turn j, a micro-batch runs through all j p + r stages before, with as many sends, while r has run the p
+        micro-batches of its own j stages. Over all ranks these stages are the same, so what is left are the sends, and in turn j the stages
+        before r, of a copy each at least. So each turn bounds the waits, and the last one has the most sends. Gradients go back alike.
+
+        Args:
+            copy_s: Seconds of a copy's forward and backward.
+            send_s: Seconds of a send and of its gradient's way back.
+        """
+        # Example: 4 ranks of two stages, copies of 1 s, sends of 0.1 s: 1.5 s for copies, and 4 + 1.5 sends take 0.55 s.
+        # Rounds of more micro-batches than ranks give a rank more to do in the meantime: the first turn has no other before it.
+        turn = 0 if self.micro_batches % self.ranks else self.virtual - 1
+        behind_first = (self.ranks - 1) / 2
+        return behind_first * copy_s + (turn * self.ranks + behind_first) * send_s
+
     def optimistic_s(self, micro_batch_s: float) -> float:
         """Optimistic seconds of a step. `micro_batch_s`: seconds of the whole model for one micro-batch.
 

@@ -13,8 +13,8 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from planner_core.core import ITEM_BYTES, Call
-from planner_core.cost import boundary_bytes
+from planner_core.core import ITEM_BYTES
+from planner_core.cost import least_boundary_bytes
 from planner_core.cost.communication import AxisLink, collective_time, pipe_link, rank_links
 from planner_core.cost.memory import WeightBytes, has_working_copy, weight_bytes
 from planner_core.planning.planner import Planner
@@ -88,14 +88,18 @@ class DegreeEstimates:
 
     def _exposed_sends_s(self, d: PipelineDegrees, micro_batch_s: float) -> float:
         """Return the seconds of sends between stages that a step waits for."""
-        # Long sequences and wide models shard the residual stream over the tensor ranks, for memory's sake, so each sends its part.
-        sent = int(d.ranks * d.samples * self._sample_bytes / d.tensor)
-        send_s = collective_time("send_recv", sent, self._pipe_link(d))[0]
+        send_s = self.least_send_s(d)
         # A rank has at most `in_flight` micro-batches on their way through all stages and back, so as many take one trip. Example: 4 ranks
         # in 1F1B, 1 s of work for a micro-batch and 0.1 s a send: a trip of 1 + 6 * 0.1 = 1.6 s for 4 micro-batches, each of which is
         # 0.25 s of work for a rank. So 0.15 s of 0.4 s are waits.
         trip_s = micro_batch_s + 2 * (d.ranks * d.virtual - 1) * send_s
         return d.micro_batches * max(0.0, trip_s / d.in_flight - micro_batch_s / d.ranks)
+
+    def least_send_s(self, d: PipelineDegrees) -> float:
+        """Return the seconds that no plan sends a micro-batch from one stage to the next in less than."""
+        # Long sequences and wide models shard the residual stream over the tensor ranks, for memory's sake, so each sends its part.
+        sent = int(d.ranks * d.samples * self._sample_bytes / d.tensor)
+        return collective_time("send_recv", sent, self._pipe_link(d))[0]
 
     def _weight_traffic_s(self, d: PipelineDegrees) -> tuple[float, float]:
         """Return the seconds to scatter all gradients of a rank once over the data axis, and those to gather all of its weights once."""
@@ -135,7 +139,5 @@ class DegreeEstimates:
 
     @functools.cached_property
     def _sample_bytes(self) -> float:
-        """Bytes that pass between two stages for one sample, in the middle of the model."""
-        graph = self.planner.graph
-        at = [k for k, item in enumerate(graph.top.items) if isinstance(item, Call)]
-        return boundary_bytes(graph.top, at[len(at) // 2]) / self.planner.workload.batch
+        """Bytes that pass between two stages for one sample, where the fewest do."""
+        return least_boundary_bytes(self.planner.graph.top) / self.planner.workload.batch

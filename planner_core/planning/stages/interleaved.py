@@ -145,10 +145,10 @@ class _CopiesSearch:
         return seconds
 
     def least_seconds(self) -> float:
-        """Return a bound on every cut: the work of all ranks, evenly dealt, and their waits for one copy of each stage before them."""
-        ranks = self.degrees.ranks
-        work_s = self.degrees.micro_batches * self.times[:2, -1].sum() / ranks
-        return float(work_s + (ranks - 1) / 2 * np.diff(self.times[:2]).min(axis=-1).sum())
+        """Return a bound on every cut: the work of all ranks, evenly dealt, and their mean wait."""
+        work_s = self.degrees.micro_batches * self.times[:2, -1].sum() / self.degrees.ranks
+        copy_s = np.diff(self.times[:2]).min(axis=-1).sum()
+        return float(work_s + self.degrees.mean_wait_s(copy_s, self.policy.send_s[:-1].min()))
 
     def most_copies(self, limit: float) -> Floats:
         """[ranks] no cut within the budget and `limit` seconds gives a rank more copies. Zero if a rank cannot have a copy a stage."""

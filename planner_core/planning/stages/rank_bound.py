@@ -7,18 +7,19 @@ cheaper than
     least(x, k) = min over all plans of a copy of   t + x · (s + k a)
 
 A cut that takes less than T seconds leaves a rank T - d seconds, where d passes while its first micro-batch comes from the stages before
-and the last gradient goes back to them; and it has B bytes. So for every price the rank has at most
+and the last gradient goes back to them, with the sends between; and it has B bytes. So for every price the rank has at most
 
     (T - d + x B) / least(x, k)     copies, which are whole
 
-If these are fewer than the model's copies on all ranks together, no cut takes less than T seconds. The bound is the least T that is left.
+If these are fewer than the model's copies on all ranks together, no cut takes less than T seconds. The bound is the least T that is left,
+or the evenly dealt work with the ranks' mean wait (`PipelineDegrees.mean_wait_s`), where that is more.
 
 Example: a copy takes 3 s and 2 GB, or 4 s and 1 GB where it recomputes, with one micro-batch in flight; 2 ranks of 4 GB, 7 copies. In
 12 s each rank computes 4 copies of 3 s, but 4 of them take 8 GB. At 1 s per GB a copy costs 5 in both ways, and a rank has 12 + 4 = 16, for
 3 copies. In 16 s it has 20, for the 4 copies of which one rank needs as many.
 
 What a model has beside its copies (embedding, head, optimizer, traffic of once a step) is left out, and so are the highest moments of a
-pass, sends, waits for hosts, and that stages of few copies do not divide the work evenly.
+pass, waits for hosts, and that stages of few copies do not divide the work evenly.
 """
 
 from __future__ import annotations
@@ -59,29 +60,30 @@ class RankBound:
     least: Floats
     pass_s: float
 
-    def least_step_s(self, d: PipelineDegrees, copies: int) -> float:
-        """Return the seconds that no cut of a model of so many copies takes less than."""
+    def least_step_s(self, d: PipelineDegrees, copies: int, send_s: float = 0.0) -> float:
+        """Return the seconds that no cut of a model of so many copies takes less than. `send_s`: the least of a send and its gradient's."""
         # A minimum of functions that are linear in the number in flight is concave, so a chord is not above it; and no number in flight
         # makes a copy cheaper than a smaller one does.
         least = np.stack([np.interp(_in_flight(d), self.in_flight, column) for column in self.least.T], axis=-1)
-        low = copies * self.pass_s / d.ranks
+        low = copies * self.pass_s / d.ranks + d.mean_wait_s(self.pass_s / d.micro_batches, send_s)
         high = low
-        while not self._may_take(high, d, copies, least):
+        while not self._may_take(high, d, copies, least, send_s):
             low, high = high, 2 * high
             if high > 1e9 * self.pass_s:
                 return np.inf  # no time is enough: a rank lacks the memory of one copy
         while high > low * (1 + PRECISION):
             middle = (low + high) / 2
-            low, high = (low, middle) if self._may_take(middle, d, copies, least) else (middle, high)
+            low, high = (low, middle) if self._may_take(middle, d, copies, least, send_s) else (middle, high)
         return low
 
-    def _may_take(self, seconds: float, d: PipelineDegrees, copies: int, least: Floats) -> bool:
+    def _may_take(self, seconds: float, d: PipelineDegrees, copies: int, least: Floats, send_s: float) -> bool:
         """Return whether ranks that are as full as `seconds` and their memory allow have all copies. `least`: [rank, moment, its stage,
         price]."""
         rank = np.arange(d.ranks)
         before = rank * 1.0  # each stage before has a copy
         while True:
-            room = (seconds - before * self.pass_s / d.micro_batches)[:, None, None] + self.prices * self.budget
+            waits_s = before * self.pass_s / d.micro_batches + rank * send_s
+            room = (seconds - waits_s)[:, None, None] + self.prices * self.budget
             # Each stage of a rank has one copy. The others are cheapest where the fewest micro-batches are in flight.
             more = np.floor((room - least.sum(axis=2)) / least.min(axis=2) + 1e-9).min(axis=(1, 2))
             most = d.virtual + more

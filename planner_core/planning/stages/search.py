@@ -275,7 +275,7 @@ class _StageSearch:
                 rank_bound(problem, self.first.budget, d.ranks, self.copies) if problem is not None else None
             )
         known = self.rank_bounds[key]
-        return known.least_step_s(d, self.copies) if known else math.inf
+        return known.least_step_s(d, self.copies, 2 * self.estimates.least_send_s(d)) if known else math.inf
 
     def least_step_s(self, step_s: float) -> float:
         """Return the least bound of the searched degrees, or `step_s` if that is less. A cut that the search missed is not below it

@@ -28,9 +28,9 @@ from planner_core.cost.schedule.pipeline.price import (
 )
 from planner_core.cost.schedule.pipeline.stages import (
     StagePlan,
-    boundary_bytes,
     boundary_states,
     even_copies,
+    least_boundary_bytes,
     stage_plans,
     tied_weights,
     with_parts,

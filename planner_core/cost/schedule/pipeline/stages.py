@@ -116,9 +116,12 @@ def boundary_states(stage: StagePlan) -> dict[int, State]:
     return {value: sites[f"{RECEIVE}.{value}"].outputs[0].dst for value in stage.takes}
 
 
-def boundary_bytes(top: Block, at: int) -> int:
-    """Return the bytes of the whole tensors that pass from one stage to the next if the model is cut before item `at` of its top block."""
-    return sum(top.values[v].meta.num_bytes for v in _crossing_values(top, (at,))[0])
+def least_boundary_bytes(top: Block) -> int:
+    """Return the bytes of the whole tensors that pass from one stage to the next, where the fewest do: between two copies of blocks."""
+    cuts = [k for k, item in enumerate(top.items) if isinstance(item, Call)][1:]
+    return min(
+        (sum(top.values[v].meta.num_bytes for v in crossing) for crossing in _crossing_values(top, cuts)), default=0
+    )
 
 
 def _crossing_values(top: Block, cuts: Sequence[int]) -> list[tuple[int, ...]]:
