@@ -65,7 +65,7 @@ def _show_stages(plan: Plan) -> None:
     st.markdown(
         f"The step is simulated pass by pass: {times} micro-batches through {len(cost.stages)} stages. The rank that "
         f"works longest waits {units.seconds(cost.bubble_s)} for others; no order of this "
-        f"schedule takes less than {units.seconds(cost.bound_s)}."
+        f"schedule takes less than {units.seconds(cost.bound_s)}. Rank {plan.fullest_rank} is the fullest."
     )
     rows = []
     for k, s in enumerate(cost.stages):

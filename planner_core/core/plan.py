@@ -393,6 +393,14 @@ class Plan:
         return self.pipeline.axis if self.pipeline else ONE_RANK
 
     @property
+    def fullest_rank(self) -> int | None:
+        """The pipeline rank whose memory is the plan's; None without stages."""
+        if self.pipeline is None or self.cost.pipeline is None:
+            return None
+        peaks = [stage.peak_bytes for stage in self.cost.pipeline.stages]
+        return self.pipeline.rank_of(peaks.index(max(peaks)))
+
+    @property
     def chunks(self) -> int:
         """The largest number of parts in which an operator makes a result that is sent part by part; 1 if all are made at once."""
         return max((e.chunks for b in self.blocks.values() for s in b.sites.values() for e in s.outputs), default=1)

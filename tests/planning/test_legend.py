@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from planner_core.core import Pipeline, option_switch
-from planner_core.planning import Request, Result, plan_model
-from planner_core.planning.analysis.reporting import first_plan_text, text
+from planner_core.planning import Request, Result, plan_model, prepare_planner
+from planner_core.planning.analysis.legend import describe_fullest_ranks
+from planner_core.planning.analysis.reporting import first_plan_text, plan_summary, text
+from planner_core.planning.methods import parse_layout
 from planner_core.planning.stages.answer import why_no_stages
 
 
@@ -35,6 +37,20 @@ def test_the_reason_for_no_row_claims_no_more_than_the_search(result: Result) ->
     assert why_no_stages(slow, [best, staged]) == "no quicker plan with stages was found but our current setup"
     assert why_no_stages(staged, [staged]) == "none was found that is quicker than our current setup, which has stages"
     assert why_no_stages(short, [replace(staged, fits=False)]) == "no plan with stages that fits was found"
+
+
+def test_the_rank_that_decides_the_memory_is_named() -> None:
+    layout = "dp=2,tp=4,pp=2"
+    asked = Request("bert-large", "2x8-h100", layers=8, batch=64, accumulate=8, layout=layout)
+    plan = prepare_planner(asked).stated(parse_layout(layout))
+    assert plan.pipeline and plan.cost.pipeline
+    peaks = [stage.peak_bytes for stage in plan.cost.pipeline.stages]
+    assert min(peaks) < max(peaks) == plan.cost.memory_bytes["peak"] == peaks[plan.fullest_rank or 0]
+    assert describe_fullest_ranks([plan]) == (
+        f"{plan.name}: its memory is that of rank {peaks.index(max(peaks))} of 0 to 1, the fullest; "
+        f"the emptiest takes {min(peaks) / 2**30:.1f} GiB",
+    )
+    assert plan_summary(plan)["pipeline"]["fullest_rank"] == plan.fullest_rank
 
 
 @pytest.mark.parametrize(("share", "prove", "named"), [(0.27, False, True), (0.27, True, False), (0.002, False, False)])

@@ -75,7 +75,7 @@ def test_every_rank_at_full_size(model: str, layout: str, layers: int) -> None:
     told: list[str] = []
     found = verify(plan, timeout_s=240, progress=told.append)
     assert plan.pipeline is not None
-    assert told == [f"one step of a GPU of rank {rank} of 2 of the pipeline" for rank in (1, 2)]
+    assert told == [f"one step of a GPU of rank {rank} of 0 to 1" for rank in (0, 1)]
     assert found["ok"], [(row["rank"], row["order"], row["messages"], row["memory_bytes"]) for row in found["stages"]]
     assert [row["messages"]["measured"]["sent"] for row in found["stages"]] == [4 * (2 * plan.pipeline.virtual - 1)] * 2
 

@@ -70,11 +70,22 @@ def describe_open_gap(result: Result) -> Sentence:
     )
 
 
-def describe_missing_stages(result: Result) -> tuple[str, ...]:
-    """Say why no row has pipeline stages where these were searched, as the first line announces."""
+def describe_fullest_ranks(plans: Iterable[Plan]) -> tuple[str, ...]:
+    """Say of each plan with stages which rank of the pipeline its memory is that of, and how much less the emptiest one takes."""
+    return tuple(
+        f"{p.name}: its memory is that of rank {p.fullest_rank} of 0 to {p.pipeline.ranks - 1}, the fullest; "
+        f"the emptiest takes {min(s.peak_bytes for s in p.cost.pipeline.stages) / 2**30:.1f} GiB"
+        for p in plans
+        if p.pipeline and p.cost.pipeline
+    )
+
+
+def describe_stages(result: Result) -> tuple[str, ...]:
+    """Say of rows with pipeline stages which rank is the fullest, and why the search added none, as the first line announces."""
+    fullest = describe_fullest_ranks(result.plans)
     if result.staged is not None or not may_use_stages(result.asked, result.cluster, result.source):
-        return ()
-    return (f"stages: {result.reasons['stages']}",) if "stages" in result.reasons else ()
+        return fullest
+    return (f"stages: {result.reasons['stages']}", *fullest) if "stages" in result.reasons else fullest
 
 
 def simulation_text(plans: Sequence[Plan], times: Sequence[float]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from planner_core.core import Cluster, Plan
 from planner_core.cost import zero_stage
 from planner_core.models import has_own_inputs
-from planner_core.planning.analysis.legend import describe_bands
+from planner_core.planning.analysis.legend import describe_bands, describe_fullest_ranks
 from planner_core.planning.analysis.reporting import (
     describe_micro_batches,
     describe_recomputation,
@@ -109,6 +110,7 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
         format_table(rows, frozenset(range(1, 8))),
         *([f"from ... to is not known: {priced.speed.band.why}"] if priced.speed.band.why else []),
         *([describe_bands([("stated", priced.speed)])] if priced.speed.band.host_s else []),
+        *describe_fullest_ranks([replace(priced.plan, name="stated")]),
         "",
         f"a step is {parts}; limited by {priced.limited_by}",
         *([priced.fills] if priced.fills else []),

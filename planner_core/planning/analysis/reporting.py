@@ -26,8 +26,8 @@ from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.legend import (
     describe_bands,
     describe_idle_axes,
-    describe_missing_stages,
     describe_open_gap,
+    describe_stages,
     find_same_plan,
     proven_mark,
     row_title,
@@ -201,6 +201,7 @@ def _pipeline_summary(plan: Plan) -> dict[str, Any]:
             "bubble_s": cost.bubble_s,
             "bubble": cost.bubble_s / plan.cost.step_time_s,
             "bound_s": cost.bound_s,
+            "fullest_rank": plan.fullest_rank,
             "stages": stages,
         }
     }
@@ -435,7 +436,7 @@ def text(
         f"how sure the order is: {result.choice.sentence}",
         *reserved,
         *notes,
-        *describe_missing_stages(result),
+        *describe_stages(result),
         "",
         # the plan that -o writes
         f"how {recommended.name}{', the recommended plan,' if result.choice.fits else ''} keeps the weights on each mesh axis:",

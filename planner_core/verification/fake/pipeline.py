@@ -70,7 +70,7 @@ def _run_all_ranks(plan: Plan, say: Callable[[str], object] = lambda text: None)
     assert plan.pipeline is not None
     recordings, measurements = SharedRecordings(), []
     for rank in range(plan.pipeline.ranks):
-        say(f"one step of a GPU of rank {rank + 1} of {plan.pipeline.ranks} of the pipeline")
+        say(f"one step of a GPU of rank {rank} of 0 to {plan.pipeline.ranks - 1}")
         measurements.append(_run_rank(plan, rank, recordings))
     return measurements
 
