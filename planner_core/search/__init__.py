@@ -22,7 +22,14 @@ from planner_core.search.budget.memory_fit import (
 )
 from planner_core.search.budget.pareto_front import find_corners_below, find_pareto_front
 from planner_core.search.extract_plan import make_block_plans
-from planner_core.search.folded_solver import RunTable, least_copy_costs, run_tables, solve_folded, total_of_copies
+from planner_core.search.folded_solver import (
+    RunTable,
+    least_copy_costs,
+    least_costs_at_ends,
+    run_tables,
+    solve_folded,
+    total_of_copies,
+)
 from planner_core.search.lagrangian import (
     describe_excess,
     describe_gap,

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner_core.core import Call
 from planner_core.cost import NUM_COMPONENTS, Component, Shares
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table
@@ -105,6 +106,23 @@ def least_copy_costs(problem: Problem, weights: Floats) -> dict[str, float]:
         solvers = (VariantSolver(c, ReducedVariant(together, k)) for k, c in enumerate(variants.values()))
         least_by_block[name] = min(float(solver.eliminate_except((), {}).table) for solver in solvers)
     return least_by_block
+
+
+def least_costs_at_ends(problem: Problem, weights: Floats) -> tuple[float, float]:
+    """Return the least costs at `weights` [component] of the operators before the first copy, and of those behind the last.
+
+    Each group of operators runs in its cheapest way, whatever it is given and has to give."""
+    top = problem.coarse.graph.top
+    calls = [k for k, item in enumerate(top.items) if isinstance(item, Call)]
+    before, behind = 0.0, 0.0
+    for factor in problem.top.factors:
+        if len(factor.vars) == 1 and (node := problem.top.net.nodes.get(factor.vars[0])) is not None:
+            least, items = float((factor.costs.weighted(weights) + factor.barrier).min()), node.strategy.group.items
+            if max(items) < calls[0]:
+                before += least
+            elif min(items) > calls[-1]:
+                behind += least
+    return before, behind
 
 
 def tables_at(problem: Problem, objective: Objective) -> FoldedTables:

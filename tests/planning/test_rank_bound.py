@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -105,19 +106,24 @@ def test_no_cut_into_several_stages_a_rank_is_below(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_simulated_cut_is_below_the_bound_with_sends(seed: int) -> None:
-    """Forward and backward of a copy, sends, and rounds of as many micro-batches as ranks or of more, against cuts at random."""
+    """Forward and backward of a copy, what stands at both ends, sends, and rounds of as many micro-batches as ranks or of more, against
+    cuts at random."""
     chance = random.Random(seed)
     ranks, virtual, copies = chance.choice([2, 3, 4]), chance.choice([1, 2, 3]), 14
     m = chance.choice([n for n in (4, 5, 6, 8, 9, 12) if n >= ranks and n % (n // ranks) == 0])
     forward, backward, send = chance.uniform(0.5, 1), chance.uniform(1, 2), chance.uniform(0, 3)
+    ends = chance.uniform(0, 1), chance.uniform(0, 5)
     d = PipelineDegrees(ranks, virtual, 1, 1, 1, m)
-    bound_s = bound_of([((forward + backward) * m, 1.0, 1.0)], 1e9, [1, ranks], [0.0]).least_step_s(d, copies, 2 * send)
+    bound = bound_of([((forward + backward) * m, 1.0, 1.0)], 1e9, [1, ranks], [0.0])
+    bound_s = replace(bound, ends_s=(ends[0] * m, ends[1] * m)).least_step_s(d, copies, 2 * send)
     for _ in range(40):
         inner = sorted(chance.sample(range(1, copies), ranks * virtual - 1))
         sizes = tuple(b - a for a, b in itertools.pairwise((0, *inner, copies)))
         costs = [
             StageCost(n * forward, n * backward, 0.0, 0.0, 0.0, 0.0, send, send_bytes=0, peak_bytes=0) for n in sizes
         ]
+        costs[0] = replace(costs[0], forward_s=costs[0].forward_s + ends[0])
+        costs[-1] = replace(costs[-1], backward_s=costs[-1].backward_s + ends[1])
         assert simulated_pipeline(Pipeline(ranks, d.schedule, sizes), costs, m).step_s >= bound_s * (1 - 1e-9)
 
 
@@ -127,6 +133,13 @@ def test_sends_between_all_stages_are_in_the_bound() -> None:
     d = PipelineDegrees(4, 2, 1, 1, 1, 8)
     bound = bound_of([(24.0, 1.0, 1.0)], 1e9, [1, 4], [0.0])
     assert bound.least_step_s(d, 8, 4.0) == pytest.approx(74.5)
+
+
+def test_the_head_is_work_of_the_last_rank_alone() -> None:
+    """8 copies of 2 s and a head of 1.5 s on 2 ranks: 4 copies and the head take 9.5 s, and 5 copies on the first rank 10 s."""
+    bound = replace(bound_of([(2.0, 1.0, 1.0)], 1e9, [1, 2], [0.0]), ends_s=(0.0, 1.5))
+    d = PipelineDegrees(2, 1, 1, 1, 1, 10**9)
+    assert bound.least_step_s(d, 8) == pytest.approx(9.5, rel=PRECISION)
 
 
 def test_plans_of_all_degrees_are_above_and_memory_raises_it(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ Example: a copy takes 3 s and 2 GB, or 4 s and 1 GB where it recomputes, with on
 12 s each rank computes 4 copies of 3 s, but 4 of them take 8 GB. At 1 s per GB a copy costs 5 in both ways, and a rank has 12 + 4 = 16, for
 3 copies. In 16 s it has 20, for the 4 copies of which one rank needs as many.
 
-What a model has beside its copies (embedding, head, optimizer, traffic of once a step) is left out, and so are the highest moments of a
-pass, waits for hosts, and that stages of few copies do not divide the work evenly.
+The first rank has the embedding too and the last one the head, whose seconds are taken from its T. The optimizer and traffic of once a
+step are left out, and so are the memory of embedding and head, the highest moments of a pass, waits for hosts, and that stages of few
+copies do not divide the work evenly.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from planner_core.core import Pipeline
 from planner_core.cost import Component, Shares, in_flight_at_once
 from planner_core.planning.stages.degrees import PipelineDegrees
 from planner_core.planning.stages.pieces import Floats
-from planner_core.search import Problem, least_copy_costs
+from planner_core.search import Problem, least_copy_costs, least_costs_at_ends
 
 PRICES = (0.0, 0.15, 0.4, 1.0)
 """Prices of memory at which the bound is taken, as shares of a rank's seconds per byte of its memory. Twice as many raise it by 0.2 %."""
@@ -52,6 +53,7 @@ class RankBound:
         prices: Seconds per byte.
         least: [in flight, price] the least cost of a copy, in seconds of a step.
         pass_s: The least seconds of a copy's forward and backward, of all micro-batches.
+        ends_s: Those of what stands before the first copy (an embedding) and behind the last one (a head and its loss).
     """
 
     budget: float
@@ -59,13 +61,14 @@ class RankBound:
     prices: Floats
     least: Floats
     pass_s: float
+    ends_s: tuple[float, float] = (0.0, 0.0)
 
     def least_step_s(self, d: PipelineDegrees, copies: int, send_s: float = 0.0) -> float:
         """Return the seconds that no cut of a model of so many copies takes less than. `send_s`: the least of a send and its gradient's."""
         # A minimum of functions that are linear in the number in flight is concave, so a chord is not above it; and no number in flight
         # makes a copy cheaper than a smaller one does.
         least = np.stack([np.interp(_in_flight(d), self.in_flight, column) for column in self.least.T], axis=-1)
-        low = copies * self.pass_s / d.ranks + d.mean_wait_s(self.pass_s / d.micro_batches, send_s)
+        low = (copies * self.pass_s + sum(self.ends_s)) / d.ranks + d.mean_wait_s(self.pass_s / d.micro_batches, send_s)
         high = low
         while not self._may_take(high, d, copies, least, send_s):
             low, high = high, 2 * high
@@ -82,8 +85,9 @@ class RankBound:
         rank = np.arange(d.ranks)
         before = rank * 1.0  # each stage before has a copy
         while True:
-            waits_s = before * self.pass_s / d.micro_batches + rank * send_s
-            room = (seconds - waits_s)[:, None, None] + self.prices * self.budget
+            left_s = seconds - before * self.pass_s / d.micro_batches - rank * send_s
+            left_s[[0, -1]] -= self.ends_s
+            room = left_s[:, None, None] + self.prices * self.budget
             # Each stage of a rank has one copy. The others are cheapest where the fewest micro-batches are in flight.
             more = np.floor((room - least.sum(axis=2)) / least.min(axis=2) + 1e-9).min(axis=(1, 2))
             most = d.virtual + more
@@ -116,7 +120,9 @@ def rank_bound(problem: Problem, budget: float, ranks: int, copies: int) -> Rank
     prices = np.array(PRICES) * copies * pass_s / ranks / budget
     in_flight = sorted({1, min(MIDDLE_IN_FLIGHT, ranks), ranks})
     least = [[pass_s, *(least_cost(k, price) for price in prices[1:])] for k in in_flight]
-    return RankBound(budget, np.array(in_flight, dtype=float), prices, np.array(least), pass_s)
+    weights[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]] = 0.0
+    ends_s = least_costs_at_ends(problem, weights)
+    return RankBound(budget, np.array(in_flight, dtype=float), prices, np.array(least), pass_s, ends_s)
 
 
 def _in_flight(d: PipelineDegrees) -> Floats:
