@@ -1,20 +1,19 @@
-"""Exports by the command line, in processes of their own: the server never imports torch."""
+"""Exports in processes of their own: the server never imports torch."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from explorer.text.option_words import word_terms
 from planner_core.core import Plan, PlannerError, Sentence, plan_to_json
-from planner_core.exporters import TARGETS
+from planner_core.exporters import TARGETS, Remark, RemarkKind
 
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 120
@@ -33,7 +32,7 @@ class ExportedFile:
     """
 
     content: str
-    remarks: tuple[str, ...]
+    remarks: tuple[Remark, ...]
     problem: str = ""
     nearest: Mapping[str, Any] | None = None
 
@@ -57,15 +56,15 @@ class ExportWorkers:
             self._started = True
             self._waiting = self._waiting or _open_worker()
 
-    def run(self, arguments: Sequence[str]) -> str:
-        """Run a command line in a process of its own and return what it printed. Raises PlannerError with what it said last."""
+    def run(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Have an export written in a process of its own (see `export_worker`). Raises PlannerError with what it said last."""
         with self._lock:
             worker, self._waiting = self._waiting, None
         # Two clicks at once: the second finds no waiting process, and starts its own.
         if worker is None or worker.poll() is not None:
             worker = _open_worker()
         try:
-            output, errors = worker.communicate(json.dumps(arguments) + "\n", timeout=TIME_LIMIT_S)
+            output, errors = worker.communicate(json.dumps(order) + "\n", timeout=TIME_LIMIT_S)
         except subprocess.TimeoutExpired:
             worker.kill()
             worker.communicate()
@@ -74,7 +73,8 @@ class ExportWorkers:
             self.start()
         if worker.returncode:
             raise _read_error(errors)
-        return output
+        answer: dict[str, Any] = json.loads(output)
+        return answer
 
 
 def _open_worker() -> subprocess.Popen[str]:
@@ -88,24 +88,16 @@ WORKERS = ExportWorkers()
 """Those of this server."""
 
 
-def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> ExportedFile:
-    """Write the plan in another form, as `python -m planner_core export` does; with `near` the nearest that the form can express."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / f"train{suffix}"
-        arguments = ["export", _write_plan(plan, folder), "--to", target, "-o", str(result), "--json"]
-        try:
-            answer = json.loads(WORKERS.run([*arguments, *(["--nearest"] * near)]))
-        except PlannerError as error:
-            return ExportedFile("", (), word_terms(error.sentence))
-        # the folder is gone when somebody reads them
-        remarks = tuple(remark.replace(f"{folder}/", "") for remark in answer["remarks"])
-        return ExportedFile(result.read_text(encoding="utf-8"), remarks, nearest=answer["nearest"])
-
-
-def _write_plan(plan: Plan, folder: str) -> str:
-    source = Path(folder) / "train.plan.json"  # as the page calls the file that a training script reads
-    source.write_text(plan_text(plan), encoding="utf-8")
-    return str(source)
+def export(plan: Plan, target: str, *, near: bool = False) -> ExportedFile:
+    """Write the plan in another form; with `near` the nearest that the form can express."""
+    try:
+        answer = WORKERS.run({"plan": plan_to_json(plan), "form": target, "nearest": near})
+    except PlannerError as error:
+        return ExportedFile("", (), word_terms(error.sentence))
+    remarks = tuple(
+        Remark(*Sentence.from_json(parts).parts, kind=RemarkKind(kind)) for kind, parts in answer["remarks"]
+    )
+    return ExportedFile(answer["content"], remarks, nearest=answer["nearest"])
 
 
 def _read_error(stderr: str) -> PlannerError:

@@ -1,8 +1,9 @@
-"""Run one command of the command line in a process that has imported what it needs before the command is known.
+"""Write one export in a process that has imported what it needs before the plan is known.
 
 An export of a training script takes 6 s of a processor, of which 4 s import torch and transformers. `python -m
-explorer.jobs.export_worker` imports them, waits for one line with the arguments as JSON, and runs the command. It ends without one where
-its standard input ends, so that it does not outlive the server. An error is printed as the JSON of its sentence, which the page words.
+explorer.jobs.export_worker` imports them, waits for one line of JSON with the plan, the form and whether the nearest plan would do, and
+prints the file and what is said of it. It ends without one where its standard input ends, so that it does not outlive the server. An
+error is printed as the JSON of its sentence, which the page words.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
-from planner_core.cli.main import run_command
-from planner_core.core import PlannerError
+from planner_core.core import PlannerError, plan_from_json
+from planner_core.exporters import Remark, export_text, nearest_text
 
 # the writer of the training script imports torch; a model from a config is of transformers
 SLOW_IMPORTS = (
@@ -23,13 +26,25 @@ SLOW_IMPORTS = (
     "torch._meta_registrations",
 )
 
+
+def write_export(order: Mapping[str, Any]) -> dict[str, Any]:
+    """The file of a plan in a form, its remarks, and its price beside the plan's, as plain data. Raises PlannerError."""
+    write = nearest_text if order["nearest"] else export_text
+    exported = write(plan_from_json(order["plan"]), order["form"])
+    return {
+        "content": exported.text,
+        "remarks": [[r.kind.value, r.to_json()] for r in map(Remark.of, exported.remarks)],
+        "nearest": exported.nearest.to_json() if exported.nearest else None,
+    }
+
+
 if __name__ == "__main__":
-    with suppress(ImportError):  # without torch the command says what is missing
+    with suppress(ImportError):  # without torch the export says what is missing
         for name in SLOW_IMPORTS:
             importlib.import_module(name)
     line = sys.stdin.readline()
     try:
-        sys.exit(run_command(json.loads(line)) if line else 0)
+        print(json.dumps(write_export(json.loads(line))) if line else "")
     except PlannerError as error:
         print(json.dumps(error.sentence.to_json()), file=sys.stderr)
         sys.exit(error.exit_status)

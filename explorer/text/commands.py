@@ -59,35 +59,6 @@ TRAINER = "train.py"
 """The user's own script, where a form is read by one."""
 
 
-LAUNCHED = {
-    "torchrun": "FILE --data TOKENS",
-    "torchtitan": "-m torchtitan.train",
-    "megatron": "pretrain_gpt.py",
-    "accelerate": "accelerate launch",
-}
-"""What an exporter's own remark about launching a form holds, where it has one."""
-
-
-NOT_RUN = "this plan was not run by the export"
-"""How the remark begins that says how to verify a plan, which the page says beside the plan's file."""
-READ_BACK = "price --config FILE"
-"""How the remark begins with the options for a command that reads the file."""
-PRICE_WORDS = ("the price below is of the written file, as price --config reads it", "the table is of the written file")
-"""What an exporter says of the price of a run that its file states, and what the page says of it."""
-
-
-def select_page_remarks(target: str, remarks: Sequence[str]) -> list[str]:
-    """Return an exporter's remarks that the page does not say itself.
-
-    It writes the launch line for this cluster; what is to be added to that stays. Options of the command line are left out.
-    """
-    shown = [r.partition("; ")[2] if LAUNCHED.get(target, "\n") in r else r for r in remarks]
-    shown = [
-        r.partition("; use --to ")[0].replace(*PRICE_WORDS) for r in shown if not r.startswith((NOT_RUN, READ_BACK))
-    ]
-    return [remark for remark in shown if remark]
-
-
 def join_sentences(texts: Sequence[str]) -> str:
     """Join remarks to one paragraph: each a sentence with a capital and a full stop."""
     return " ".join(f"{text[:1].upper()}{text[1:].removesuffix('.')}." for text in texts if text)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 
 from explorer.text.recipe import layout_line
 from explorer.text.units import GIB, memory, seconds
 from planner_core.core import OPTIONS, Note, PlannerError, Sentence, Term, option_switch
-from planner_core.exporters import TARGETS
+from planner_core.exporters import TARGETS, Remark, RemarkKind, name_file
 from planner_core.planning.methods import ALL, parse_layout
 
 
@@ -26,26 +27,45 @@ def word_terms(sentence: str) -> str:
     return sentence.worded(_page_term) if isinstance(sentence, Sentence) else sentence
 
 
+def word_remarks(remarks: Sequence[Remark], file: str) -> list[str]:
+    """An exporter's remarks in the words of the page, without those that it does not need: it writes the launch line for this cluster,
+    and the options of the command line have controls. `file`: the name of the file that it offers."""
+    shown = (r for r in remarks if r.kind is RemarkKind.OTHER)
+    return [word_terms(name_file(remark, file)) for remark in shown]
+
+
 def _page_term(term: Term) -> str:
     """Return a term in the words of the page."""
-    if term.kind == "bytes":
-        return memory(float(term.value))
-    if term.kind == "seconds":
-        return seconds(float(term.value))
-    if term.kind == "layout":
-        return layout_line(parse_layout(term.value))
-    if term.kind == "mesh":
-        return term.text if len(term.value) > 1 else f"{term.value[0]} GPUs as one axis"
-    if term.kind == "cluster":
-        return "the cluster"
-    if term.kind == "tool":
-        return TARGETS[term.name].title if term.name in TARGETS else term.text
-    if term.kind == "method":
-        return ALL[term.name].shown_plan
-    if term.kind == "check":
-        return option_switch(term)
+    return WORDS[term.kind](term) if term.kind in WORDS else term.text
+
+
+def _word_mesh(term: Term) -> str:
+    return term.text if len(term.value) > 1 else f"{term.value[0]} GPUs as one axis"
+
+
+def _word_tool(term: Term) -> str:
+    return TARGETS[term.name].title if term.name in TARGETS else term.text
+
+
+def _word_option(term: Term) -> str:
     control = OPTIONS[term.name].control
     if term.name == "memory_gb" and term.value is not None:
         # rounded up: what would do must do
         return f"{control} of {math.ceil(float(term.value) * 1e10 / GIB) / 10:g} GiB"
     return control if term.value is None or isinstance(term.value, bool) else f"{control} {term.value}"
+
+
+WORDS: Mapping[str, Callable[[Term], str]] = {
+    "bytes": lambda term: memory(float(term.value)),
+    "seconds": lambda term: seconds(float(term.value)),
+    "layout": lambda term: layout_line(parse_layout(term.value)),
+    "mesh": _word_mesh,
+    "cluster": lambda term: "the cluster",
+    "tool": _word_tool,
+    "form": _word_tool,
+    "nearest": lambda term: "the nearest plan",
+    "method": lambda term: ALL[term.name].shown_plan,
+    "check": option_switch,
+    "option": _word_option,
+}
+"""How the page words a term, by its kind."""

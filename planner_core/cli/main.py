@@ -387,9 +387,10 @@ def _run_export(args: argparse.Namespace) -> int:
     plan = load_plan(args.plan)
     exported = (nearest_text if args.nearest else export_text)(plan, args.to)
     unrun = f"this plan was not run by the export; {_verify_command(args.plan, plan)}"
-    lines = [*write_export(exported, Path(args.output)), unrun]
+    lines = [*map(name_flags, write_export(exported, Path(args.output))), unrun]
     priced = exported.nearest.to_json() if exported.nearest else None
-    data = {"file": args.output, "said": lines[1:], "remarks": [*exported.remarks, unrun], "nearest": priced}
+    remarks = [*map(name_flags, exported.remarks), unrun]
+    data = {"file": args.output, "said": lines[1:], "remarks": remarks, "nearest": priced}
     return _print_result(args, data, "\n".join(lines))
 
 

@@ -136,6 +136,7 @@ from planner_core.core.workload import (
     memory_amount,
     named,
     named_check,
+    named_form,
     option_switch,
     stack_names,
     time_amount,

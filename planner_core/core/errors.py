@@ -29,8 +29,9 @@ class Term:
     """A part of a sentence that each user reads in other words: `text` in Python.
 
     `kind`: "option" (`name` is that of the option, and `value` its value), "bytes" (`value` bytes of memory), "seconds" (`value` of
-    them), "layout" (`value` in the command line's words), "mesh" (`value` its sizes), "cluster", "tool" or "method" (`name` is that of
-    the tool or method), "check" (of a plan).
+    them), "layout" (`value` in the command line's words), "mesh" (`value` its sizes), "cluster", "tool", "form" or "method" (`name` is
+    that of the tool, of the form of an export, or of the method), "check" (of a plan). An export has terms of its own
+    (planner_core/exporters/remarks.py).
     """
 
     kind: str

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from planner_core.core.cluster import timing
-from planner_core.core.errors import InputError
+from planner_core.core.errors import InputError, Term
 from planner_core.core.graph import join_name
 from planner_core.core.mesh import ONE_RANK, DeviceMesh, PipelineAxis
 from planner_core.core.placement import Partial, Placements, Shard, State, Step, shortest_steps
@@ -437,12 +437,11 @@ def data_axes_of(results: Sequence[Sequence[int | None]], sizes: Sequence[int]) 
     return tuple(axis for axis, dims in enumerate(sharded) if 2 * dims.count(0) > len(dims))
 
 
-def refuse_stages(plan: Plan, who: str, remedy: str) -> None:
+def refuse_stages(plan: Plan, who: str | Term, remedy: str) -> None:
     """Raise InputError for a plan with pipeline stages. `who` is the program that cannot take one, `remedy` a clause with what would do."""
     if plan.pipeline:
-        raise InputError(
-            f"{who} takes no plan with pipeline stages, and this one has {len(plan.pipeline.copies)}; ", remedy
-        )
+        stages = len(plan.pipeline.copies)
+        raise InputError(who, f" takes no plan with pipeline stages, and this one has {stages}; ", remedy)
 
 
 def glob_name(prefixes: tuple[str, ...]) -> str:

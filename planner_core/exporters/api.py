@@ -16,7 +16,7 @@ from planner_core.core import (
     Plan,
     Sentence,
     named,
-    option_switch,
+    named_form,
     plan_to_json,
     refuse_stages,
     write_file,
@@ -29,6 +29,7 @@ from planner_core.exporters.nearest import (
     price_file,
     unstated_options,
 )
+from planner_core.exporters.remarks import NEAREST, PRICE_FILE, Remark, RemarkKind, name_file
 from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
 from planner_core.planning.methods import WHOLE_PLANS, CannotHold, TpLayout
 from planner_core.planning.pricing import FORMATS
@@ -83,7 +84,7 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
     if priced is None:
         return ExportedPlan(text, (*remarks, "what this form does could not be priced on the plan's mesh"))
     if target.states_run:
-        stack = f"the price below is of the written file, as price --config reads it: a run on {target.title}'s own kernels and buffers"
+        stack = f"its price is that of the written file: a run on {target.title}'s own kernels and buffers"
         remarks = (*remarks, stack)
     return ExportedPlan(text, remarks, priced[1])
 
@@ -95,8 +96,12 @@ def _price_ranks(plan: Plan, text: str, remarks: tuple[str, ...]) -> ExportedPla
         priced = price_file(plan, text, unstated)
     except InputError as error:
         return ExportedPlan(text, (*remarks, Sentence("it has no price in this form: ", error.sentence)))
-    flags = Sentence.from_list(" ", (named(name, value) for name, value in unstated.items())).worded(option_switch)
-    remark = f"price --config FILE reads it back with what it does not state: {flags}"
+    remark = Remark(
+        PRICE_FILE,
+        " reads it back with what it does not state: ",
+        Sentence.from_list(" ", (named(name, value) for name, value in unstated.items())),
+        kind=RemarkKind.READ_BACK,
+    )
     return ExportedPlan(text, (*remarks, remark) if unstated else remarks, priced[1] if priced else None)
 
 
@@ -126,7 +131,7 @@ def _unsupported_features(plan: Plan, target: Target) -> Iterator[str]:
 def find_target(name: str) -> Target:
     """Return the form of this name. Raises InputError."""
     if name not in TARGETS:
-        raise InputError(f"--to {name!r} is not one of {', '.join(TARGETS)}")
+        raise InputError(named_form(name), f" is not one of {', '.join(TARGETS)}")
     return TARGETS[name]
 
 
@@ -135,7 +140,7 @@ def _find_target_for(plan: Plan, name: str) -> Target:
     form = find_target(name)
     if name not in TARGETS_WITH_STAGES and plan.pipeline:
         why = f"{form.why_no_stages}; " if form.why_no_stages else ""
-        refuse_stages(plan, f"--to {name}", Sentence(why, _suggest_for_stages(plan)))
+        refuse_stages(plan, named_form(name), Sentence(why, _suggest_for_stages(plan)))
     return form
 
 
@@ -152,7 +157,7 @@ def _suggest_for_stages(plan: Plan) -> Sentence:
                 refusals.append(Sentence(f"; {name} does not hold it: ", error.sentence))
                 continue
         holding.append(name)
-    return Sentence(f"give --to {' or '.join(holding)}", *refusals)
+    return Sentence("give ", Sentence.from_list(" or ", map(named_form, holding)), *refusals)
 
 
 def export_text(plan: Plan, target: str) -> ExportedPlan:
@@ -176,7 +181,7 @@ def _describe_alternative(plan: Plan, form: Target) -> Sentence | None:
     if not form.offers_nearest or not _can_be_priced(plan):
         return None
     if (other := _find_alternative(plan, form)) is not None:
-        return Sentence(f"{other.name} is the nearest that it holds (--nearest): ", other.cost.sentence())
+        return Sentence(f"{other.name} is the nearest that it holds (", NEAREST, "): ", other.cost.sentence())
     plain = min(data_parallel_plans(plan), key=lambda p: _preference_of(p[1]), default=None)
     if plain is None:
         return None
@@ -283,8 +288,10 @@ def check_file_name(target: str, path: Path) -> None:
         return
     names = form.suffix if written else f"{form.suffix} or .sh"
     raise InputError(
-        f"--to {target} writes {written or 'command-line options'}, and price --config would read {path.name} as {read_as}; "
-        f"give the file a name that ends in {names}"
+        named_form(target),
+        f" writes {written or 'command-line options'}, and ",
+        PRICE_FILE,
+        f" would read {path.name} as {read_as}; give the file a name that ends in {names}",
     )
 
 
@@ -301,4 +308,4 @@ def write_export(exported: ExportedPlan, path: Path) -> list[str]:
             path.unlink()
             raise
         lines.append(f"wrote {other}")
-    return [*lines, *(r.replace("FILE", str(path)) for r in exported.lines)]
+    return [*lines, *(name_file(line, str(path)) for line in exported.lines)]

@@ -7,9 +7,10 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from planner_core.core import BlockLabel, ParamPlan, Plan, Shard, glob_name
+from planner_core.core import BlockLabel, ParamPlan, Plan, Sentence, Shard, glob_name, named
 from planner_core.cost import block_of, micro_batch, zero_stage
 from planner_core.exporters.configs.common import gathering_remarks, gradient_dtype
+from planner_core.exporters.remarks import FILE, PRICE_FILE, Remark, RemarkKind, name_file
 from planner_core.exporters.source import template_text
 from planner_core.models import load_plan_graph
 from planner_core.planning.methods import CannotHold, Layout, recompute_by_hand
@@ -151,21 +152,33 @@ def _layout_remark(plan: Plan, sharding: BatchSharding) -> tuple[str, ...]:
         return ()
     # Weights that stay gathered between forward and backward, with sharded gradients and states, are ZeRO-2.
     layout = Layout(dp=sharding.shard, zero=2) if frees == {False} else Layout(sharding.replicate, sharding.shard)
-    parts = f"--micro-batch {micro_batch(plan)} --accumulate {plan.accumulate} --seq {plan.workload['seq']}"
-    recompute = " --recompute full" if recompute_by_hand(plan) else ""
-    return (f"price --config reads no such file; state it as --layout {layout} {parts}{recompute}",)
+    stated = {"layout": str(layout), "micro_batch": micro_batch(plan), "accumulate": plan.accumulate}
+    stated["seq"] = plan.workload["seq"]
+    stated |= {"recompute": "full"} if recompute_by_hand(plan) else {}
+    return (
+        Remark(
+            PRICE_FILE,
+            " reads no such file; state it as ",
+            Sentence.from_list(" ", (named(name, value) for name, value in stated.items())),
+            kind=RemarkKind.READ_BACK,
+        ),
+    )
 
 
 def write_fsdp2(plan: Plan) -> WrittenText:
     """Return a Python module with `shard(model)`. Raises InputError for a plan that shards more than the batch."""
     sharding, load = find_batch_sharding(plan), plan.workload
-    use = "Import `shard` from FILE and call shard(model) on the whole model, equal on every rank, before the optimizer is made"
+    use = Sentence(
+        "Import `shard` from ",
+        FILE,
+        " and call shard(model) on the whole model, equal on every rank, before the optimizer is made",
+    )
     remarks = list_fsdp_remarks(plan, sharding, use, recompute_by_hand(plan))
     quoted = json.dumps(plan.name, ensure_ascii=False)
     head = [
         f'"""FSDP2 of {plan.model["name"]} over {plan.mesh.num_devices} devices: the plan {quoted}, written by Shardscope.',
         "",
-        *(f"- {r.replace('FILE', 'this file')}" for r in remarks),
+        *(f"- {name_file(r, 'this file')}" for r in remarks),
         '"""',
         "",
         "from __future__ import annotations",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from planner_core.core import Plan
+from planner_core.core import Plan, Sentence
 from planner_core.exporters.configs.common import list_remarks
 from planner_core.exporters.observe import ModelFacts, SharedInput, inspect_model, styles_by_pattern
+from planner_core.exporters.remarks import FILE
 from planner_core.exporters.sequence_parallel import STYLES as SEQUENCE_STYLES
 from planner_core.exporters.sequence_parallel import token_styles, why_not_runnable
 from planner_core.exporters.source import template_text
@@ -66,7 +67,11 @@ def _can_split_tokens(layout: TpLayout, facts: ModelFacts, styles: Mapping[str, 
 
 
 def _list_form_remarks(plan: Plan, layout: TpLayout, facts: ModelFacts) -> tuple[str, ...]:
-    use = "Import `parallelize` from FILE and call parallelize(model, mesh['tensor']) on a model with whole weights, equal on every rank"
+    use = Sentence(
+        "Import `parallelize` from ",
+        FILE,
+        " and call parallelize(model, mesh['tensor']) on a model with whole weights, equal on every rank",
+    )
     return use, *list_remarks(layout, _usage_remarks(layout, facts), recompute_by_hand(plan))
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from planner_core.core import Plan, plan_to_json
+from planner_core.core import Plan, Sentence, plan_to_json
+from planner_core.exporters.remarks import FILE, Remark, RemarkKind
 
 if TYPE_CHECKING:
     from planner_core.exporters.nearest import FormCost
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 TARGETS_WITH_STAGES = ("json", "torchrun", "megatron", "torchtitan")
 """The forms that hold pipeline stages."""
 WrittenForm = tuple[str, tuple[str, ...], "TpLayout | None"]
-"""The text of a file, remarks for the user (FILE stands for its path), and the layout that it states."""
+"""The text of a file, remarks for the user, and the layout that it states."""
 PricedForm = tuple[Plan, "FormCost"]
 
 
@@ -78,9 +79,18 @@ def _write_torchrun(plan: Plan) -> WrittenForm:
 
     n = plan.num_gpus
     source = (plan.model.get("config") or {}).get("callable")
-    tiny = "Try it without a GPU: torchrun --standalone --nproc-per-node 4 FILE --tiny --steps 20 --report-every 1"
+    tiny = Sentence(
+        "Try it without a GPU: torchrun --standalone --nproc-per-node 4 ",
+        FILE,
+        " --tiny --steps 20 --report-every 1",
+    )
     user_model = f"It imports {source}, builds the model whole on every rank, and trains on its example inputs: put your data loader there"
-    run = f"Run it on {n} GPUs: torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} FILE --data TOKENS --save FOLDER"
+    run = Remark(
+        f"Run it on {n} GPUs: torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} ",
+        FILE,
+        " --data TOKENS --save FOLDER",
+        kind=RemarkKind.LAUNCH,
+    )
     plan_file = (
         "It imports Shardscope, and reads the plan from a file beside it, called as the script but ending in .plan.json"
     )

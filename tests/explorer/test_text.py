@@ -21,10 +21,10 @@ from explorer.jobs import export as exporting
 from explorer.jobs.upload import MAX_BYTES, MAX_EXPORTED_BYTES, store_model
 from explorer.text import commands, recipe, units, words
 from explorer.text.glossary import mark_terms
-from explorer.text.option_words import page_wording, word_terms
-from planner_core.cli import main
+from explorer.text.option_words import page_wording, word_remarks, word_terms
 from planner_core.core import DeviceMesh, InputError, Sentence, axis_names, load_cluster, named
 from planner_core.core.plan_json import plan_from_json
+from planner_core.exporters import Remark, RemarkKind
 from planner_core.exporters.api import export_text
 from planner_core.exporters.targets import TARGETS
 from planner_core.planning.methods import CannotHold
@@ -216,7 +216,7 @@ def test_the_page_offers_what_the_exporters_can_write() -> None:
 
 
 def test_an_export_that_fails_says_why(result: Result) -> None:
-    made = exporting.export(result.best, "nowhere", ".txt")
+    made = exporting.export(result.best, "nowhere")
     assert made.content == ""
     assert "nowhere" in made.problem
 
@@ -224,7 +224,7 @@ def test_an_export_that_fails_says_why(result: Result) -> None:
 def test_an_error_of_a_worker_is_in_the_words_of_the_page(monkeypatch: pytest.MonkeyPatch, result: Result) -> None:
     """The worker prints the sentence with its terms; what else a process says last is shown as it is."""
     sentence, pipe = CannotHold("the layer is split by rows").sentence, subprocess.PIPE
-    assert str(sentence) == "the layer is split by rows; use --to torchrun"
+    assert str(sentence) == 'the layer is split by rows; use target="torchrun"'
     for printed, shown in (
         (json.dumps(sentence.to_json()), "the layer is split by rows; use torchrun script"),
         ("MemoryError", "MemoryError"),
@@ -235,7 +235,7 @@ def test_an_error_of_a_worker_is_in_the_words_of_the_page(monkeypatch: pytest.Mo
         )
         monkeypatch.setattr(exporting, "_open_worker", open_process)
         monkeypatch.setattr(exporting, "WORKERS", exporting.ExportWorkers())
-        assert exporting.export(result.best, "hf", ".py").problem == shown
+        assert exporting.export(result.best, "hf").problem == shown
 
 
 def test_an_export_runs_in_the_process_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,27 +244,27 @@ def test_an_export_runs_in_the_process_that_waits_for_it(monkeypatch: pytest.Mon
 
     def open_worker() -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
-        code = "import os, sys; print(os.getpid(), sys.stdin.readline())"
+        code = "import os, sys; line = sys.stdin.readline(); line and print(f'[{os.getpid()}, {line}]')"
         opened.append(subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True))
         return opened[-1]
 
     monkeypatch.setattr(exporting, "_open_worker", open_worker)
     workers = exporting.ExportWorkers()
-    assert workers.run(["a"]).split() == [str(opened[0].pid), '["a"]'] and len(opened) == 1
+    assert workers.run({"a": 1}) == [opened[0].pid, {"a": 1}] and len(opened) == 1
     workers.start()
     workers.start()
     assert len(opened) == 2
-    assert workers.run(["b"]).split() == [str(opened[1].pid), '["b"]'] and len(opened) == 3
+    assert workers.run({"b": 1}) == [opened[1].pid, {"b": 1}] and len(opened) == 3
     opened[2].kill()
     opened[2].wait()
-    assert workers.run(["c"]).split() == [str(opened[3].pid), '["c"]'] and len(opened) == 5
+    assert workers.run({"c": 1}) == [opened[3].pid, {"c": 1}] and len(opened) == 5
     opened[4].communicate()  # closes its input
     assert opened[4].returncode == 0
 
 
 @pytest.mark.slow
 def test_the_torchrun_script_is_python(result: Result) -> None:
-    made = exporting.export(result.best, "torchrun", ".py")
+    made = exporting.export(result.best, "torchrun")
     assert made.problem == ""
     compile(made.content, "train.py", "exec")
 
@@ -296,20 +296,20 @@ def test_the_launch_line_of_torchtitan_leaves_the_comments_of_its_file_out() -> 
     assert own.endswith("-m torchtitan.train --module MODEL --config CONFIG $(grep -v '^#' torchtitan.txt)")
 
 
-@pytest.mark.parametrize("target", sorted(commands.LAUNCHED))
+@pytest.mark.parametrize("target", ["torchrun", "torchtitan", "megatron", "accelerate", "fsdp2", "deepspeed"])
 def test_the_dialog_says_a_launch_line_once(target: str) -> None:
-    """An exporter's remark has a launch line for the command line; on the page only what it adds stays."""
+    """An exporter's remark has a launch line for the command line; on the page only what it adds stays, with the page's name of the file."""
     result = planned(Request("llama-3-8b", layers=2))
     remarks = export_text(next(p for p in result.plans if p.method == "fsdp"), target).remarks
-    left = commands.select_page_remarks(target, [*remarks, f"{commands.NOT_RUN}; verify it: python -m planner_core"])
-    assert commands.NOT_RUN in Path(main.__file__).read_text(), "the command line's own remark is not known any more"
-    for_commands = sum(remark.startswith(commands.READ_BACK) for remark in remarks)  # the page has options of its own
-    assert for_commands == (target == "accelerate")
-    launched = len(remarks) - len(left) - for_commands
-    assert launched == (target != "megatron"), "the remark that launches it is not known any more"
-    assert not any(word in line for line in left for word in ("planner_core", "--config", "--to ", "below"))
+    kinds = [r.kind for r in map(Remark.of, remarks)]
+    assert (RemarkKind.READ_BACK in kinds) == (target in ("accelerate", "fsdp2", "deepspeed"))
+    assert (RemarkKind.LAUNCH in kinds) == (target not in ("fsdp2", "deepspeed"))
+    left = word_remarks(tuple(map(Remark.of, remarks)), "given.file")
+    assert len(left) == kinds.count(RemarkKind.OTHER)
+    assert any("given.file" in line for line in left) == (target in ("torchrun", "fsdp2", "deepspeed"))
+    assert not any(word in line for line in left for word in ("planner_core", "--config", "--to ", "below", "FILE"))
     paragraph = commands.join_sentences(["", *left])
-    assert paragraph.count("not run") <= 1 and paragraph.endswith(".") and ".." not in paragraph
+    assert paragraph.count("not run") <= 1 and paragraph.endswith(".") and ".. " not in paragraph.replace("...", "")
     assert not any(word in line for line in left for word in ("pretrain_gpt.py", "torchtitan.train", "launch --"))
     assert (target == "megatron") == any(line.startswith("yours to add: --tokenizer-type") for line in left)
 

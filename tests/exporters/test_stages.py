@@ -65,7 +65,7 @@ def test_no_tool_is_given_stages_that_need_more_memory_there(text: str) -> None:
 
 def test_deepspeed_says_why_its_file_holds_no_stages() -> None:
     with pytest.raises(
-        InputError, match=r"lists its layers \(PipelineModule\), which no configuration says; give --to .*megatron"
+        InputError, match=r"lists its layers \(PipelineModule\), which no configuration says; give .*megatron"
     ):
         export_text(of_layout("dp=4,tp=2,pp=2,zero=1"), "deepspeed")
 
@@ -136,7 +136,7 @@ def test_no_form_is_advised_that_refuses_the_stages_too(target: str) -> None:
     """Both tools were advised for a plan that they refuse, and the cause was not said."""
     plan = of_layout("dp=4,tp=2,pp=2,order=pp-tp-dp")
     with pytest.raises(
-        InputError, match=r"give --to json or torchrun; megatron does not hold it: .* orders"
+        InputError, match=r"give .*json\W or \S*torchrun\W; megatron does not hold it: .* orders"
     ) as refused:
         export_text(plan, target)
     assert "torchtitan does not hold it: " in str(refused.value)

@@ -635,7 +635,7 @@ def test_the_nearest_plan_is_offered_with_its_price(target: str, tmp_path: Path)
     nearest = "ZeRO-2 over all GPUs" if target == "deepspeed" else "Megatron-LM's plan on 8 data×2 tensor"
     with pytest.raises(
         InputError,
-        match=rf"{nearest} is the nearest that it holds \(--nearest\): .* ms a step",
+        match=rf"{nearest} is the nearest that it holds \(nearest=True\): .* ms a step",
     ):
         export_text(plan, target)
     said = export(plan, target, tmp_path / "near", nearest=True)
@@ -650,7 +650,7 @@ def test_where_no_split_can_be_held_the_nearest_needs_no_file() -> None:
         InputError, match=r"(DDP|FSDP2) over all GPUs is the nearest, and needs no file: .* ms a step, the plan "
     ) as found:
         export_text(planned("gpt2-xl")["best"], "hf")
-    assert "--nearest" not in str(found.value)
+    assert "nearest=True" not in str(found.value)
 
 
 def test_the_command_line_says_the_price_as_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

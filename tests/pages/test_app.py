@@ -190,7 +190,7 @@ def test_a_tool_bounds_the_search_names_the_plan_and_chooses_the_export() -> Non
 def test_nothing_is_written_before_a_form_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> exporting.ExportedFile:
+    def export(plan: Plan, target: str, *, near: bool = False) -> exporting.ExportedFile:
         made.append(target)
         return exporting.ExportedFile("line", ())
 

@@ -13,6 +13,7 @@ from explorer.components import frame
 from explorer.jobs import export as exporting
 from explorer.session import current_setup, pipeline_plan, state
 from explorer.text import commands, recipe, units
+from explorer.text.option_words import word_remarks
 from planner_core.core import Plan
 from planner_core.exporters import TARGETS, TARGETS_WITH_STAGES, Target
 from planner_core.planning import Request, Result
@@ -86,15 +87,15 @@ def show_export_dialog(result: Result, plan_id: str, plan: Plan) -> None:
 
 @st.cache_data(max_entries=64, show_spinner=False)
 def export_plan(
-    request: Request, plan_id: str, edit: tuple[str, ...], target: str, suffix: str, _plan: Plan, near: bool = False
+    request: Request, plan_id: str, edit: tuple[str, ...], target: str, _plan: Plan, near: bool = False
 ) -> exporting.ExportedFile:
     """Write one export, kept by the request that the plan answers and by its edits (see `state.edit_of`)."""
-    return exporting.export(_plan, target, suffix, near=near)
+    return exporting.export(_plan, target, near=near)
 
 
 def show_export(home: Result, plan_id: str, plan: Plan, target: Target) -> None:
     """Draw one form: what it does otherwise than the plan, its file, and how to launch it."""
-    key = (home.request, plan_id, state.edit_of(plan_id), target.name, target.suffix, plan)
+    key = (home.request, plan_id, state.edit_of(plan_id), target.name, plan)
     with st.spinner(f"Writing it for {target_title(target)}", show_time=True):
         exported = export_plan(*key)
         if exported.problem and target.offers_nearest:
@@ -112,7 +113,7 @@ def show_export(home: Result, plan_id: str, plan: Plan, target: Target) -> None:
         st.markdown(difference_table(exported.nearest))
     # what states a whole run says itself what it holds
     description = "" if target.states_run else target.description
-    remarks = commands.select_page_remarks(target.name, exported.remarks)
+    remarks = word_remarks(exported.remarks, file_name(target))
     st.caption(frame.escape(commands.join_sentences([description, *remarks])))
     mixed = len({b.recompute for label, b in plan.blocks.items() if label}) > 1
     if mixed and not target.runs_whole_plan:

@@ -17,6 +17,7 @@ from planner_core.core.workload.options import (
     memory_amount,
     named,
     named_check,
+    named_form,
     option_switch,
     time_amount,
 )

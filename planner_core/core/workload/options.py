@@ -340,6 +340,12 @@ def named_check(check: str, ranks: int | None = None) -> Term:
     return Term("check", check, ranks, text)
 
 
+def named_form(form: str) -> Term:
+    """A form of an export for a sentence: `named_form("json")` reads `target="json"` in Python, `--to json` on the command line, and on
+    the page "plan file"."""
+    return Term("form", form, None, f"target={short(form)}")
+
+
 def memory_amount(num_bytes: float, text: str) -> Term:
     """Return the bytes of memory for a sentence, with the text in GiB, as all memory is written; the page has digits of its own."""
     return Term("bytes", "", num_bytes, text)
@@ -349,6 +355,10 @@ def time_amount(seconds: float) -> Term:
     """Return a time for a sentence: in Python milliseconds, or seconds from ten on; the page writes it as it writes all times."""
     text = f"{seconds:.4g} s" if seconds >= 10 else f"{1e3 * seconds:.4g} ms"
     return Term("seconds", "", seconds, text)
+
+
+SWITCHES = {"nearest": "--nearest", "price file": "price --config FILE"}
+"""Terms of an export that are no options of a request, in the words of the command line."""
 
 
 def check_options(values: object, names: Iterable[str]) -> None:
@@ -361,8 +371,10 @@ def option_switch(term: Term) -> str:
     """Return a term of a sentence in the words of the command line."""
     if term.kind == "check":
         return f"--{term.name}" if term.value is None else f"--{term.name} {term.value}"
+    if term.kind == "form":
+        return f"--to {term.name}"
     if term.kind != "option":
-        return term.text
+        return SWITCHES.get(term.kind, term.text)
     option = OPTIONS[term.name]
     if term.value is None or isinstance(term.value, bool):
         return option.switch

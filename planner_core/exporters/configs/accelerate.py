@@ -8,13 +8,14 @@ from planner_core.core import Plan
 from planner_core.cost import micro_batch, zero_stage
 from planner_core.exporters.configs.common import count_recompute_policies, gradient_dtype
 from planner_core.exporters.data_parallel import BatchSharding, find_batch_sharding, list_fsdp_remarks
+from planner_core.exporters.remarks import FILE, Remark, RemarkKind
 from planner_core.planning.methods import recompute_by_hand
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 """accelerate's `mixed_precision`, by the dtype that computes."""
 QUOTED_NO = "'no'"
 """YAML reads a bare `no` as false."""
-USE = "accelerate launch --config_file FILE train.py, by accelerate 1.15"
+USE = Remark("accelerate launch --config_file ", FILE, " train.py, by accelerate 1.15", kind=RemarkKind.LAUNCH)
 
 
 def write_accelerate(plan: Plan) -> tuple[str, tuple[str, ...], None]:

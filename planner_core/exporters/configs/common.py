@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from planner_core.core import InputError, Pipeline, Plan
+from planner_core.core import InputError, Pipeline, Plan, named_form
 from planner_core.cost import workload_of
 from planner_core.planning.methods import TpLayout
 
@@ -62,7 +62,8 @@ def check_single_stack(plan: Plan, cut: Pipeline) -> None:
     if layers is not None and layers != sum(cut.copies):
         raise InputError(
             f"{plan.model['name']} is {sum(cut.copies)} copies of blocks, not its {layers} layers in a row, and stages of this tool hold "
-            "nothing else; give --to json"
+            "nothing else; give ",
+            named_form("json"),
         )
 
 

@@ -7,11 +7,12 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core import Plan
+from planner_core.core import Plan, Sentence
 from planner_core.cost import zero_stage
 from planner_core.exporters.configs.common import column_remarks, dump_json, gradient_dtype, list_remarks
 from planner_core.exporters.data_parallel import find_batch_sharding, list_few, splits_batch_only
 from planner_core.exporters.observe import inspect_model, styles_by_pattern
+from planner_core.exporters.remarks import FILE
 from planner_core.models import load_plan_graph
 from planner_core.planning.methods import (
     CannotHold,
@@ -25,9 +26,10 @@ from planner_core.planning.methods import (
     tensor_layout,
 )
 
-USAGE = (
-    "deepspeed.initialize(model=model, config='FILE', ...) with DeepSpeed 0.19, "
-    "which clips gradients to a norm of 1 unless told"
+USAGE = Sentence(
+    "Call deepspeed.initialize(model=model, config='",
+    FILE,
+    "', ...) with DeepSpeed 0.19, which clips gradients to a norm of 1 unless told",
 )
 ZERO_3 = 3
 GATHERED_ON_SAVE = {"stage3_gather_16bit_weights_on_model_save": True}

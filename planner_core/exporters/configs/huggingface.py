@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from planner_core.core import Plan
+from planner_core.core import Plan, Sentence
 from planner_core.exporters.configs.common import column_remarks, dump_json, list_remarks
 from planner_core.exporters.observe import inspect_model, styles_by_pattern
+from planner_core.exporters.remarks import FILE
 from planner_core.planning.methods import TpLayout, describe_modules, recompute_by_hand, star_numbers, tensor_layout
 
 STYLES = {
@@ -33,7 +34,11 @@ def write_hf(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     disabled = [key for key in facts.built_in if key not in tp_plan]
     tp_plan.update(dict.fromkeys(disabled, "replicate"))
     remarks = [
-        "from_pretrained(NAME, distributed_config=DistributedConfig(**json.load(open('FILE')))) under torchrun; needs accelerate",
+        Sentence(
+            "Call from_pretrained(NAME, distributed_config=DistributedConfig(**json.load(open('",
+            FILE,
+            "')))) under torchrun; needs accelerate",
+        ),
         *column_remarks(layout),
         *([f"switched off, as the plan does not split them: {describe_modules(disabled)}"] if disabled else []),
     ]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from planner_core.core import InputError, Pipeline, Plan, named
+from planner_core.core import InputError, Pipeline, Plan, named, named_form
 from planner_core.cost import zero_stage
 from planner_core.exporters.configs.common import (
     check_single_stack,
@@ -14,6 +14,7 @@ from planner_core.exporters.configs.common import (
     list_remarks,
     micro_batch_samples,
 )
+from planner_core.exporters.remarks import FILE, Remark, RemarkKind
 from planner_core.planning.methods import (
     PEERS_TYPES,
     TOKENS_OR_GATHERED,
@@ -90,7 +91,8 @@ def _data_parallel_flags(plan: Plan, layout: TpLayout) -> dict[str, Any]:
 
 def _usage_remarks(plan: Plan, flags: Mapping[str, Any]) -> list[str]:
     remarks = [
-        "torchrun ... pretrain_gpt.py $(cat FILE); yours to add: --tokenizer-type and --tokenizer-model, --data-path, --train-iters, --lr",
+        Remark("torchrun ... pretrain_gpt.py $(cat ", FILE, ")", kind=RemarkKind.LAUNCH),
+        "yours to add: --tokenizer-type and --tokenizer-model, --data-path, --train-iters, --lr",
         "Degrees and the architecture: Megatron-LM splits every layer its own way, not weight by weight as the plan says. They are "
         "checked against megatron-core's TransformerConfig and GPTModel; Megatron-LM itself was not run.",
     ]
@@ -107,8 +109,8 @@ def _stage_flags(plan: Plan, layout: TpLayout) -> dict[str, Any]:
         return {"pipeline-model-parallel-size": 1}
     if cut.schedule not in SCHEDULES:
         raise InputError(
-            f"Megatron-LM runs stages as {' or '.join(SCHEDULES)}, not as {cut.schedule}; plan with schedule=1f1b, or give "
-            "--to json"
+            f"Megatron-LM runs stages as {' or '.join(SCHEDULES)}, not as {cut.schedule}; plan with schedule=1f1b, or give ",
+            named_form("json"),
         )
     check_single_stack(plan, cut)
     if (stage := zero_stage(plan)) > 1:
@@ -117,7 +119,8 @@ def _stage_flags(plan: Plan, layout: TpLayout) -> dict[str, Any]:
             f"the plan's stages hold weights under ZeRO-{stage}, and Megatron-LM's distributed optimizer is ZeRO-1, which takes more "
             "memory; plan with ",
             named("zero", 1),
-            ", or give --to json",
+            ", or give ",
+            named_form("json"),
         )
     flags: dict[str, Any] = {"pipeline-model-parallel-size": cut.ranks, **_order_flags(plan, cut, layout)}
     if len(set(cut.copies)) > 1:
@@ -133,7 +136,8 @@ def _order_flags(plan: Plan, cut: Pipeline, layout: TpLayout) -> dict[str, Any]:
     if layout.axis < cut.outer or math.prod(plan.mesh.axis_sizes[: cut.outer]) != layout.data:
         raise InputError(
             f"stages lie inside of {cut.outer} axes of the mesh {plan.mesh}, and Megatron-LM deals ranks in the orders tp-dp-pp and "
-            "tp-pp-dp; state such a layout, or give --to json"
+            "tp-pp-dp; state such a layout, or give ",
+            named_form("json"),
         )
     return {"use-tp-pp-dp-mapping": True}
 

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from planner_core.core import InputError, Plan, named
+from planner_core.core import InputError, Plan, named, named_form
 from planner_core.cost import zero_stage
 from planner_core.exporters.configs.common import (
     check_single_stack,
@@ -15,6 +15,7 @@ from planner_core.exporters.configs.common import (
     list_remarks,
     micro_batch_samples,
 )
+from planner_core.exporters.remarks import FILE, Remark, RemarkKind
 from planner_core.planning.methods import TOKENS_OR_GATHERED, TpLayout, parallel_degrees
 
 SCHEDULES = {
@@ -75,8 +76,12 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         list_remarks(
             layout,
             [
-                f"torchrun ... -m torchtitan.train {'' if config else '--module MODEL --config CONFIG '}"
-                "$(grep -v '^#' FILE), by torchtitan 0.3",
+                Remark(
+                    f"torchrun ... -m torchtitan.train {'' if config else '--module MODEL --config CONFIG '}$(grep -v '^#' ",
+                    FILE,
+                    "), by torchtitan 0.3",
+                    kind=RemarkKind.LAUNCH,
+                ),
                 *(
                     [f"its config {config} has Llama 3.1's rotary positions and trains on c4: change it in torchtitan"]
                     if config
@@ -100,12 +105,13 @@ def _stage_options(plan: Plan) -> tuple[dict[str, Any], list[str]]:
     if cut.outer:
         raise InputError(
             f"stages lie inside of {cut.outer} axes of the mesh {plan.mesh}, and torchtitan's pipeline is the outermost axis; state a "
-            "layout without order, or give --to json"
+            "layout without order, or give ",
+            named_form("json"),
         )
     if cut.schedule == "zb" and cut.virtual == 1:
         raise InputError(
-            f"{SCHEDULES['zb']} of torchtitan takes at least 2 stages of a rank, and the plan has one; state a layout with vp=2, or "
-            "give --to json"
+            f"{SCHEDULES['zb']} of torchtitan takes at least 2 stages of a rank, and the plan has one; state a layout with vp=2, or give ",
+            named_form("json"),
         )
     if (stage := zero_stage(plan)) > 1:
         # Not a remark: the memory of the first ranks was counted on it, so ZeRO-1 may not fit.
@@ -113,7 +119,8 @@ def _stage_options(plan: Plan) -> tuple[dict[str, Any], list[str]]:
             f"the plan's stages hold weights under ZeRO-{stage}, and with stages torchtitan gathers weights once a step and keeps "
             "gradients whole (ZeRO-1), which takes more memory; plan with ",
             named("zero", 1),
-            ", or give --to json",
+            ", or give ",
+            named_form("json"),
         )
     options: dict[str, Any] = {
         "parallelism.pipeline_parallel_degree": cut.ranks,

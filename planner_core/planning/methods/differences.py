@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from planner_core.core import InputError, Term
+from planner_core.core import InputError, named_form
 
 SHOWN = 6
-WHOLE_PLANS = Term("tool", "torchrun", None, "--to torchrun")
+WHOLE_PLANS = named_form("torchrun")
 """The form that holds every plan, for a sentence."""
 
 
