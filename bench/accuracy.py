@@ -25,7 +25,7 @@ from random import Random
 from typing import Any
 
 from bench.support.accuracy.layouts import small_ranks, stated_plans
-from bench.support.accuracy.table import table
+from bench.support.accuracy.table import format_page
 from bench.support.kept_rows import ROOT, KeptRows, add_before
 from planner_core.core import DeviceMesh, Graph, Plan
 from planner_core.models import ZOO
@@ -68,7 +68,7 @@ def main() -> None:
                 # Each row made anew counts instead of its old one; what is still old is of plans that are not found any more.
                 ROWS.forget(args.before, check=check, model=model)
                 ROWS.forget(args.before, check="plan", model=model, mesh=check)
-    TABLE.write_text(table(list(ROWS.read().values()), MODELS), encoding="utf-8")
+    TABLE.write_text(format_page(list(ROWS.read().values()), MODELS), encoding="utf-8")
 
 
 def sweep(check: str, model: str, redo: bool, every: bool, wanted: set[Key] | None = None, before: str = "") -> None:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.support.kept_rows import ROOT, KeptRows, add_before, describe_dates
-from bench.support.plan_reasons import why
+from bench.support.plan_reasons import explain_difference
 from planner_core.core import cluster_names
 from planner_core.models import ZOO
 from planner_core.planning import Planner, Request, candidate_meshes, prepare_planner
@@ -94,7 +94,7 @@ def against(planner: Planner, usual: Method) -> dict[str, Any] | None:
         "outcome": outcome,
         "seconds": (least.value, ours.value),
         "wire": wire,
-        "why": why(*plans) if outcome.startswith("less") else "",
+        "why": explain_difference(*plans) if outcome.startswith("less") else "",
     }
 
 

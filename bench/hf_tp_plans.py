@@ -103,14 +103,14 @@ def compare(graph: Any, dtype: str = "bfloat16") -> dict[str, Any]:
 
 def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
     """Bytes on the wire per GPU and step, theirs and ours, the collectives of each, and what makes the difference."""
-    from bench.support.plan_reasons import apart, why
+    from bench.support.plan_reasons import explain_difference, with_single_op_groups
     from planner_core.planning import Request, candidate_meshes, prepare_planner
     from planner_core.planning.methods import vendor_rules
     from planner_core.search import search_within_budget
 
     request = Request(model=graph.name, cluster=node(gpus), mesh=str(gpus), dtype=dtype)
     planner = prepare_planner(request, graph)
-    planner = apart(planner) if fine else planner
+    planner = with_single_op_groups(planner) if fine else planner
     mesh = candidate_meshes(request, planner.cluster)[0]
     found: dict[str, Any] = {}
     plans: list[Any] = []
@@ -129,7 +129,7 @@ def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
         found[who] = ", ".join(f"{t.count} {t.kind} {t.phase}" for t in plan.cost.traffic)
     ratio = found["ours_s"] / found["theirs_s"] if found["theirs_s"] else 1.0 + found["ours_s"]
     outcome = "less" if ratio < 1 - 1e-4 else "same" if ratio <= 1 + 1e-6 else "MORE"
-    return {"outcome": outcome, **({} if outcome == "same" else {"why": why(*plans)}), **found}
+    return {"outcome": outcome, **({} if outcome == "same" else {"why": explain_difference(*plans)}), **found}
 
 
 def node(gpus: int) -> dict[str, Any]:

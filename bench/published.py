@@ -25,8 +25,8 @@ import numpy as np
 from bench.support.published import memory as published_memory
 from bench.support.published import pairs as published_pairs
 from bench.support.published.fit import OF_STACKS, PRIORS
-from bench.support.published.runs import Run, priced, runs
-from bench.support.published.table import bands, document, predictions
+from bench.support.published.runs import Run, plan_run, read_runs
+from bench.support.published.table import format_document, list_predictions, make_bands
 from planner_core.core import ASSETS, Gpu, InputError, Plan
 from planner_core.cost import CostModel, cost_model, priced_units, step_seconds
 from planner_core.planning import Planner
@@ -46,21 +46,21 @@ def main() -> None:
     args = parser.parse_args()
     known = {} if args.redo else {row["id"]: row for row in _kept()}
     if not args.table:
-        for run in sorted(runs(), key=lambda r: json.dumps(r.config)):
+        for run in sorted(read_runs(), key=lambda r: json.dumps(r.config)):
             if run.id not in known:
                 known[run.id] = row = {"id": run.id, **_priced(run)}
                 print(run.id, run.name, row.get("predicted_s", row.get("refused")), flush=True)
         ROWS.write_text("".join(json.dumps(known[name]) + "\n" for name in sorted(known)))
-    every = {run.id: run for run in runs()}
+    every = {run.id: run for run in read_runs()}
     found = [(every[name], row) for name, row in sorted(known.items()) if name in every]
     paired = published_pairs.price_runs(args.redo)
-    TABLE.write_text(document(found, paired))
+    TABLE.write_text(format_document(found, paired))
     with PREDICTIONS_FILE.open("w", encoding="utf-8", newline="") as file:
-        rows = predictions(found)
+        rows = list_predictions(found)
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    (ASSETS / "bands.json").write_text(json.dumps(bands(found, paired), indent=2) + "\n")
+    (ASSETS / "bands.json").write_text(json.dumps(make_bands(found, paired), indent=2) + "\n")
     if not args.table:
         published_memory.main(args.redo)
 
@@ -73,7 +73,7 @@ def _kept() -> Iterator[dict[str, Any]]:
 def _priced(run: Run) -> dict[str, Any]:
     """The predicted seconds and their derivatives by each constant, or why the run is refused."""
     try:
-        plan, planner = priced(run)
+        plan, planner = plan_run(run)
     except InputError as refused:
         return {"refused": str(refused)}
     if plan is None:

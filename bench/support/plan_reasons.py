@@ -13,16 +13,16 @@ MOST = 3
 """Sites and weights that are told of each kind."""
 
 
-def why(theirs: Plan, ours: Plan) -> str:
+def explain_difference(theirs: Plan, ours: Plan) -> str:
     """One line: `weights ...; theirs alone: ...; ours alone: ...`."""
-    a, b = moves(theirs), moves(ours)
-    parts = [_weights(theirs, ours), _only("theirs alone", a - b), _only("ours alone", b - a)]
+    a, b = _count_collectives(theirs), _count_collectives(ours)
+    parts = [_compare_weights(theirs, ours), _list_counts("theirs alone", a - b), _list_counts("ours alone", b - a)]
     return "; ".join(filter(None, parts))
 
 
-def moves(plan: Plan) -> Counter[str]:
+def _count_collectives(plan: Plan) -> Counter[str]:
     """How often each collective runs in a step, by kind, phase and site."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for part in plan.blocks.values():
         where = glob_name(part.prefixes)
         for site, edges in part.sites.items():
@@ -31,31 +31,33 @@ def moves(plan: Plan) -> Counter[str]:
                     for step in steps:
                         if step.collective:
                             name = f"{where}.{site}".strip(".") if not site.startswith("/") else where + site
-                            found[f"{step.collective} {phase} at {name}"] += len(part.prefixes)
-    return found
+                            counts[f"{step.collective} {phase} at {name}"] += len(part.prefixes)
+    return counts
 
 
-def _weights(theirs: Plan, ours: Plan) -> str:
+def _compare_weights(theirs: Plan, ours: Plan) -> str:
     a, b = placements_by_pattern(theirs), placements_by_pattern(ours)
     other = [f"{n} {a[n][-1]} -> {b[n][-1]}" for n in a if n in b and a[n] != b[n]]
-    return "weights " + _some(other) if other else "the same weights"
+    return "weights " + _list_some(other) if other else "the same weights"
 
 
-def _only(title: str, counts: Counter[str]) -> str:
-    return f"{title}: " + _some([f"{n} {what}" for what, n in counts.most_common()]) if counts else ""
+def _list_counts(title: str, counts: Counter[str]) -> str:
+    return f"{title}: " + _list_some([f"{n} {what}" for what, n in counts.most_common()]) if counts else ""
 
 
-def _some(items: list[str]) -> str:
+def _list_some(items: list[str]) -> str:
     return ", ".join(items[:MOST]) + (f" and {len(items) - MOST} more" if len(items) > MOST else "")
 
 
 # --- plans that move a tensor inside what is one group to us ------------------------------------------------
 
 
-def apart(planner: Planner) -> Planner:
+def with_single_op_groups(planner: Planner) -> Planner:
     """The same planner with a group for every op: a plan may then gather a product's result before it is taken apart."""
     coarse = planner.coarse
-    split = CoarseGraph(coarse.graph, _apart(coarse.top), {n: _apart(b) for n, b in coarse.blocks.items()})
+    split = CoarseGraph(
+        coarse.graph, _group_each_op(coarse.top), {n: _group_each_op(b) for n, b in coarse.blocks.items()}
+    )
     strategies: dict[str, Any] = {
         "": block_strategies(split.top),
         **{n: block_strategies(b) for n, b in split.blocks.items()},
@@ -63,7 +65,7 @@ def apart(planner: Planner) -> Planner:
     return planner.changed(coarse=split, strategies=strategies)
 
 
-def _apart(block: CoarseBlock) -> CoarseBlock:
+def _group_each_op(block: CoarseBlock) -> CoarseBlock:
     items = block.block.items
     nodes: list[Group | int] = []
     for position, item in enumerate(items):

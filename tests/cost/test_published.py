@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from bench.published import ROWS
-from bench.support.published.memory import measured, predicted, stated_runs
-from bench.support.published.runs import Run, priced, runs
+from bench.support.published.memory import measured_peak_bytes, predict_peak_bytes, stated_runs
+from bench.support.published.runs import Run, plan_run, read_runs
 from bench.support.published.stages import price_run, priced_stage_runs
-from bench.support.published.table import errors_of, kind
+from bench.support.published.table import errors_of, kind_of_run
 from planner_core.planning.pricing import time_band
 from planner_core.planning.pricing.bands import BANDS_FILE, STAGES, Z_NINE_IN_TEN
 
@@ -36,12 +36,12 @@ HOSTED = ("r0370", "r0697")
 
 @pytest.fixture(scope="module")
 def stated() -> dict[str, Run]:
-    return {run.id: run for run in runs() if run.id in SAMPLE}
+    return {run.id: run for run in read_runs() if run.id in SAMPLE}
 
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_published_step_is_met(name: str, stated: dict[str, Run]) -> None:
-    plan, _ = priced(stated[name])
+    plan, _ = plan_run(stated[name])
     assert plan is not None
     assert plan.cost.step_time_s == pytest.approx(stated[name].measured_s, rel=SAMPLE[name])
 
@@ -49,7 +49,7 @@ def test_a_published_step_is_met(name: str, stated: dict[str, Run]) -> None:
 @pytest.mark.parametrize("name", HOSTED)
 def test_where_the_host_sets_the_pace_the_band_reaches_the_measured_step(name: str) -> None:
     (run,) = (run for run in stated_runs() if run.id == name)
-    plan, planner = priced(run)
+    plan, planner = plan_run(run)
     assert plan is not None and plan.cost.step_time_s < 0.85 * run.measured_s  # by the GPU's work alone
     band = time_band(plan, planner.cluster)
     assert band.host_s == pytest.approx(run.measured_s, rel=0.15)
@@ -69,9 +69,9 @@ MEMORY = {
 @pytest.mark.parametrize("name", MEMORY)
 def test_a_published_peak_of_memory_is_met(name: str) -> None:
     (run,) = (run for run in stated_runs() if run.id == name)
-    found, (low, high) = predicted(run), MEMORY[name]
+    found, (low, high) = predict_peak_bytes(run), MEMORY[name]
     assert found is not None
-    assert low <= found / measured(run) <= high
+    assert low <= found / measured_peak_bytes(run) <= high
 
 
 @pytest.mark.parametrize("name", ["pp0170", "pp0457", "pp1534"])
@@ -89,10 +89,10 @@ def test_a_band_holds_nine_in_ten_runs_of_sources_that_it_has_not_seen() -> None
     """The band of a kind of layout is shown for plans of nobody's runs, so it is held to errors with each run's whole source left out."""
     table = json.loads(BANDS_FILE.read_text(encoding="utf-8"))
     kept = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
-    every = {run.id: run for run in runs()}
+    every = {run.id: run for run in read_runs()}
     errors: dict[str, list[float]] = {}
     for e in errors_of([(every[row["id"]], row) for row in kept if row["id"] in every]):
-        errors.setdefault(kind(e.run), []).append(abs(e.sources))
+        errors.setdefault(kind_of_run(e.run), []).append(abs(e.sources))
     assert len(errors) >= 6
     for name, left_out in errors.items():
         width = math.hypot(table["kinds"][name]["p90"], Z_NINE_IN_TEN * table["stack_sigma"])

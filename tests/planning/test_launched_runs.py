@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.support.published.runs import AMPLE_BYTES, Run, runs
+from bench.support.published.runs import AMPLE_BYTES, Run, read_runs
 from planner_core.core import load_cluster
 from planner_core.planning import Request, plan_model
 from planner_core.planning.pricing import Pricer
@@ -36,7 +36,7 @@ LARGEST = {
 
 @pytest.fixture(scope="module")
 def published() -> dict[str, Run]:
-    return {run.id: run for run in runs() if run.id in TITAN}
+    return {run.id: run for run in read_runs() if run.id in TITAN}
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench.support.published import memory
-from bench.support.published.reserved import TENSORS_ALONE, Fit, Peak, close_left_out, fitted
+from bench.support.published.reserved import TENSORS_ALONE, Fit, Peak, close_left_out, fit_peaks
 from planner_core.core import ASSETS, load_cluster
 from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis import price_report, price_text
@@ -42,8 +42,8 @@ def made(scale: float, add_gb: float) -> list[Peak]:
 
 def test_a_fit_finds_what_made_the_figures() -> None:
     peaks = made(1.13, 0.7)
-    assert fitted(peaks) == pytest.approx(Fit(1.13, 0.7 * GB))
-    assert fitted(peaks).close(peaks) == close_left_out(peaks) == 36
+    assert fit_peaks(peaks) == pytest.approx(Fit(1.13, 0.7 * GB))
+    assert fit_peaks(peaks).close(peaks) == close_left_out(peaks) == 36
     assert TENSORS_ALONE.close(peaks) < 36
 
 
@@ -129,9 +129,9 @@ def test_the_asset_is_the_fit_of_what_is_kept(tmp_path: Path, monkeypatch: pytes
     """The asset and the page are what the kept prices of the published runs give."""
     kept = dict(map(json.loads, memory.ROWS.read_text().splitlines()))
     runs = {run.id: run for run in memory.stated_runs() if kept.get(run.id) and run.row["mem_gb"]}
-    found = [memory.Memory(run, kept[name], memory.measured(run)) for name, run in runs.items()]
+    found = [memory.Memory(run, kept[name], memory.measured_peak_bytes(run)) for name, run in runs.items()]
     asset = tmp_path / "reserved.json"
     monkeypatch.setattr(memory.reserved, "TABLE", asset)
-    memory.reserved.save(memory.peaks(found))
+    memory.reserved.write_asset(memory.peaks_by_kind(found))
     assert json.loads(asset.read_text()) == json.loads((ASSETS / "reserved.json").read_text())
-    assert memory.reserved.section(memory.peaks(found)) in memory.TABLE.read_text()
+    assert memory.reserved.format_section(memory.peaks_by_kind(found)) in memory.TABLE.read_text()

@@ -13,7 +13,7 @@ GIB = 2**30
 BIG = ("8", "2x8", "8x8", "64x8")
 
 
-def table(rows: list[Row], models: Iterable[str]) -> str:
+def format_page(rows: list[Row], models: Iterable[str]) -> str:
     """The whole page."""
     order = {m: i for i, m in enumerate(models)}
     rows = sorted(
@@ -31,19 +31,19 @@ def table(rows: list[Row], models: Iterable[str]) -> str:
     ]
     return "\n".join(
         [
-            *_head(rows),
-            *_summary([*numbers, *_of(stated, "small")], [*fake, *_of(stated, "whole")]),
+            *_format_head(rows),
+            *_summarise([*numbers, *_rows_of_size(stated, "small")], [*fake, *_rows_of_size(stated, "whole")]),
             *_left_out(none, missing),
-            *_differences(rows),
-            *_layouts(stated),
-            *_numbers(numbers),
-            *_traffic(fake),
+            *_list_differences(rows),
+            *_format_layouts(stated),
+            *_format_numbers(numbers),
+            *_format_traffic_table(fake),
             "",
         ]
     )
 
 
-def _head(rows: list[Row]) -> list[str]:
+def _format_head(rows: list[Row]) -> list[str]:
     def of(key: str) -> str:
         return "; ".join(sorted({str(r[key]) for r in rows if key in r}))
 
@@ -74,11 +74,11 @@ def _last_day(rows: list[Row]) -> str:
     last = max((str(r["date"]) for r in measured), default="")
     new = dict.fromkeys(f"{r['model']} ({r['check']})" for r in measured if r["date"] == last)
     old = sum(r["date"] < MIXED_SINCE for r in measured)
-    told = f" Of {last}: {', '.join(new)}."
-    return told + f" {old} rows are of earlier code and of pure bf16; their order was not compared." if old else told
+    words = f" Of {last}: {', '.join(new)}."
+    return words + f" {old} rows are of earlier code and of pure bf16; their order was not compared." if old else words
 
 
-def _summary(numbers: list[Row], fake: list[Row]) -> list[str]:
+def _summarise(numbers: list[Row], fake: list[Row]) -> list[str]:
     lines = ["## Summary", ""]
     if numbers:
         worst = max((r["grad_error"] for r in numbers if r.get("numbers_ok")), default=0.0)
@@ -124,41 +124,41 @@ def _left_out(none: list[Row], missing: list[str]) -> list[str]:
         by_meshes: dict[str, list[str]] = {}
         for model, meshes in where.items():
             by_meshes.setdefault(", ".join(meshes), []).append(model)
-        told = "; ".join(f"{', '.join(models)} on {meshes}" for meshes, models in by_meshes.items())
-        lines.append(f"- {plan} ({reason.removeprefix('no plan: ')}): {told}")
+        words = "; ".join(f"{', '.join(models)} on {meshes}" for meshes, models in by_meshes.items())
+        lines.append(f"- {plan} ({reason.removeprefix('no plan: ')}): {words}")
     if missing:
         lines.append(f"- not run yet: {', '.join(missing)}")
     return ["## Left out", "", *lines, ""] if lines else []
 
 
-def _differences(rows: list[Row]) -> list[str]:
+def _list_differences(rows: list[Row]) -> list[str]:
     bad = [r for r in rows if not r["ok"]]
     if not bad:
         return ["## Differences", "", "None.", ""]
     return [
         "## Differences",
         "",
-        *(f"- {r['model']}, {r['plan']}, {_where(r)}: {_why(r)}" for r in bad),
+        *(f"- {r['model']}, {r['plan']}, {_describe_place(r)}: {_explain(r)}" for r in bad),
         "",
     ]
 
 
-def _where(row: Row) -> str:
+def _describe_place(row: Row) -> str:
     """Where a row was measured."""
     stated = row["check"] == "layouts"
     return f"the {row['mesh']} model" if stated else f"mesh {row['mesh']} ({row['check']})"
 
 
-def _why(row: Row) -> str:
+def _explain(row: Row) -> str:
     if "reason" in row:
         return str(row["reason"]).replace("\n", " ")
     parts = []
     if not row["collectives_ok"]:
         both = row["collectives"]
         parts += [
-            f"{phase} {kind}: predicted {_short(both['predicted'], phase, kind)}, measured {_short(both['measured'], phase, kind)}"
-            for phase, kind in _cells(both)
-            if _short(both["predicted"], phase, kind) != _short(both["measured"], phase, kind)
+            f"{phase} {kind}: predicted {_format_traffic(both['predicted'], phase, kind)}, measured {_format_traffic(both['measured'], phase, kind)}"
+            for phase, kind in _list_cells(both)
+            if _format_traffic(both["predicted"], phase, kind) != _format_traffic(both["measured"], phase, kind)
         ]
     if row.get("numbers_ok") is False:
         parts.append(f"gradient error {row['grad_error']:.1e} ({row['worst']}), loss {row['loss_error']:.1e}")
@@ -169,17 +169,17 @@ def _why(row: Row) -> str:
     return "; ".join(parts)
 
 
-def _cells(both: dict[str, Any]) -> list[tuple[str, str]]:
-    found = Counter((p, k) for side in both.values() for p, kinds in side.items() for k in kinds)
-    return sorted(found)
+def _list_cells(both: dict[str, Any]) -> list[tuple[str, str]]:
+    cells = Counter((p, k) for side in both.values() for p, kinds in side.items() for k in kinds)
+    return sorted(cells)
 
 
-def _short(side: dict[str, Any], phase: str, kind: str) -> str:
+def _format_traffic(side: dict[str, Any], phase: str, kind: str) -> str:
     row = side.get(phase, {}).get(kind) or {"count": 0, "bytes": 0}
     return f"{row['count']} × {row['bytes']:,} B"
 
 
-def _numbers(rows: list[Row]) -> list[str]:
+def _format_numbers(rows: list[Row]) -> list[str]:
     lines = [
         "## Numbers",
         "",
@@ -188,15 +188,15 @@ def _numbers(rows: list[Row]) -> list[str]:
     ]
     for r in rows:
         if "grad_error" not in r:
-            lines.append(f"| {r['model']} | {_mesh(r)} | {r['plan']} | not run | | | |")
+            lines.append(f"| {r['model']} | {_format_mesh(r)} | {r['plan']} | not run | | | |")
             continue
         lines.append(
-            f"| {r['model']} | {_mesh(r)} | {r['plan']} | {_yes(r)} | {r['grad_error']:.1e} | {r['loss_error']:.1e} | {r['dtype']} |"
+            f"| {r['model']} | {_format_mesh(r)} | {r['plan']} | {_say_yes(r)} | {r['grad_error']:.1e} | {r['loss_error']:.1e} | {r['dtype']} |"
         )
     return [*lines, ""]
 
 
-def _traffic(rows: list[Row]) -> list[str]:
+def _format_traffic_table(rows: list[Row]) -> list[str]:
     lines = [
         "## Traffic and memory",
         "",
@@ -205,23 +205,23 @@ def _traffic(rows: list[Row]) -> list[str]:
     ]
     for r in rows:
         if "memory_error" not in r:
-            lines.append(f"| {r['model']} | {_mesh(r)} | {r['plan']} | not run | | | | |")
+            lines.append(f"| {r['model']} | {_format_mesh(r)} | {r['plan']} | not run | | | | |")
             continue
         lines.append(
-            f"| {r['model']} | {_mesh(r)} | {_name(r)} | {_yes(r)} | {r['predicted_bytes'] / GIB:.2f} | {r['measured_bytes'] / GIB:.2f} "
+            f"| {r['model']} | {_format_mesh(r)} | {_name_plan(r)} | {_say_yes(r)} | {r['predicted_bytes'] / GIB:.2f} | {r['measured_bytes'] / GIB:.2f} "
             f"| {100 * r['memory_error']:.2f} % | {r['seconds']:.0f} |"
         )
     return lines
 
 
-def _of(stated: list[Row], size: str) -> list[Row]:
+def _rows_of_size(stated: list[Row], size: str) -> list[Row]:
     """The rows of stated layouts on the whole model, or on the small one."""
     return [r for r in stated if r["mesh"] == size]
 
 
-def _layouts(stated: list[Row]) -> list[str]:
+def _format_layouts(stated: list[Row]) -> list[str]:
     """One line for each layout that is stated: the whole model, and beside it the numbers of the small one."""
-    small = {(r["model"], r["plan"]): r for r in _of(stated, "small")}
+    small = {(r["model"], r["plan"]): r for r in _rows_of_size(stated, "small")}
     lines = [
         "## Layouts as stated, on 2x8",
         "",
@@ -230,27 +230,27 @@ def _layouts(stated: list[Row]) -> list[str]:
         "| model | layout | collectives as predicted | order | peak predicted, GiB | measured, GiB | error | worst gradient error, small |",
         "|---|---|---|---|---:|---:|---:|---:|",
     ]
-    for r in _of(stated, "whole"):
+    for r in _rows_of_size(stated, "whole"):
         numbers = small.get((r["model"], r["plan"]), {})
         gradient = f"{numbers['grad_error']:.1e}" if "grad_error" in numbers else "not run"
         if "memory_error" not in r:
-            lines.append(f"| {r['model']} | {_name(r)} | not run | | | | | {gradient} |")
+            lines.append(f"| {r['model']} | {_name_plan(r)} | not run | | | | | {gradient} |")
             continue
         lines.append(
-            f"| {r['model']} | {_name(r)} | {_yes(r)} | {r['order'] or 'not compared'} | {r['predicted_bytes'] / GIB:.2f} "
+            f"| {r['model']} | {_name_plan(r)} | {_say_yes(r)} | {r['order'] or 'not compared'} | {r['predicted_bytes'] / GIB:.2f} "
             f"| {r['measured_bytes'] / GIB:.2f} | {100 * r['memory_error']:.2f} % | {gradient} |"
         )
     return [*lines, ""] if stated else []
 
 
-def _name(row: Row) -> str:
+def _name_plan(row: Row) -> str:
     """A plan's name, and whether it fits."""
     return str(row["plan"]) + ("" if row.get("fits", True) else " (does not fit)")
 
 
-def _mesh(row: Row) -> str:
+def _format_mesh(row: Row) -> str:
     return "(" + str(row["mesh"]).replace("x", ",") + ")"
 
 
-def _yes(row: Row) -> str:
+def _say_yes(row: Row) -> str:
     return "yes" if row.get("collectives_ok") else "**no**"

@@ -52,12 +52,12 @@ ODD = {
 """Runs that their own tables contradict, or whose cause no layout tells: not fitted, and counted in every error."""
 
 
-def odd(run: Run) -> str:
+def why_odd(run: Run) -> str:
     """Why a run is not fitted; "" if it is."""
     return ODD.get(run.id, "")
 
 
-def current(name: str) -> float:
+def _current_constant(name: str) -> float:
     """A constant as it is in the product."""
     gpu, _, constant = name.partition(" ")
     if name in OF_STACKS:
@@ -70,15 +70,15 @@ def current(name: str) -> float:
     return float(getattr(one, constant))
 
 
-def believed() -> Floats:
+def _prior_factors() -> Floats:
     """[constant] logarithms of what each was thought to be over what it is."""
-    return np.log([centre / current(name) for name, (centre, _) in PRIORS.items()])
+    return np.log([centre / _current_constant(name) for name, (centre, _) in PRIORS.items()])
 
 
-def fit(derivatives: Floats, start: Floats, measured: Floats, rows: Floats) -> Floats:
+def _fit_constants(derivatives: Floats, start: Floats, measured: Floats, rows: Floats) -> Floats:
     """[constant] logarithms of factors on the constants as they are. `derivatives` [run, constant], `start` and `measured`
     [run] logarithms of seconds, `rows` [run] weights (0: left out)."""
-    belief, precision = believed(), np.diag([width**-2 for _, width in PRIORS.values()])
+    belief, precision = _prior_factors(), np.diag([width**-2 for _, width in PRIORS.values()])
     p: Floats = np.zeros(derivatives.shape[1])
     for _ in range(50):
         residual = (start + derivatives @ p - measured) / SCALE
@@ -89,14 +89,16 @@ def fit(derivatives: Floats, start: Floats, measured: Floats, rows: Floats) -> F
     return p
 
 
-def left_out(derivatives: Floats, start: Floats, measured: Floats, rows: Floats, folds: Sequence[object]) -> Floats:
+def errors_left_out(
+    derivatives: Floats, start: Floats, measured: Floats, rows: Floats, folds: Sequence[object]
+) -> Floats:
     """[run] logarithms of predicted over measured, each run predicted by a fit that did not see its fold."""
-    found = np.zeros(len(start))
+    errors = np.zeros(len(start))
     for fold in set(folds):
         here = np.array([f == fold for f in folds])
-        p = fit(derivatives, start, measured, np.where(here, 0.0, rows))
-        found[here] = (start + derivatives @ p - measured)[here]
-    return found
+        p = _fit_constants(derivatives, start, measured, np.where(here, 0.0, rows))
+        errors[here] = (start + derivatives @ p - measured)[here]
+    return errors
 
 
 def fold_of(run: Run) -> int:

@@ -3,7 +3,7 @@ assets/reserved.json.
 
 A run is stated and priced as in `bench.published`; runs of grade B are taken too, since memory does not depend on links. nanotron
 does not say whether its tensor parallelism splits the tokens between the products: it is stated so, because without it the
-prediction for 8 and more ranks is 1.4 to 2.4 times what was measured. A row that has been priced is kept in `results/`.
+prediction for 8 and more ranks is 1.4 to 2.4 times what was measured. A row that has been priced is stored in `results/`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from bench.gpu.cases import OURS
 from bench.gpu.page import read_steps
 from bench.support.published import reserved
-from bench.support.published.runs import Run, priced, runs
+from bench.support.published.runs import Run, plan_run, read_runs
 from planner_core.core import InputError, load_cluster, timing
 from planner_core.planning.pricing import GATHERED_WEIGHTS, OWN_PROGRAM, WHOLE_WEIGHTS
 
@@ -57,7 +57,7 @@ class Memory:
 
 def stated_runs() -> Iterator[Run]:
     """The runs of grade A or B, as they are stated here."""
-    return map(as_it_ran, runs("AB"))
+    return map(as_it_ran, read_runs("AB"))
 
 
 def as_it_ran(run: Run) -> Run:
@@ -68,29 +68,29 @@ def as_it_ran(run: Run) -> Run:
     return replace(run, stated=replace(run.stated, layout=replace(layout, sp=True)))
 
 
-def predicted(run: Run) -> float | None:
+def predict_peak_bytes(run: Run) -> float | None:
     """The peak in bytes; None where the layout is not legal for the model."""
     try:
-        plan = priced(run)[0]
+        plan = plan_run(run)[0]
     except InputError:
         return None
     return None if plan is None else plan.cost.memory_bytes["peak"]
 
 
-def measured(run: Run) -> float:
+def measured_peak_bytes(run: Run) -> float:
     """The published peak in bytes: the sources print GiB, most of them as GB."""
     return float(run.row["mem_gb"]) * 2**30
 
 
-def line(found: Sequence[Memory]) -> str:
+def _format_row(memories: Sequence[Memory]) -> str:
     """The columns of one row."""
-    ratios = [m.ratio for m in found]
+    ratios = [m.ratio for m in memories]
     low, high = np.quantile(ratios, (0.05, 0.95))
     close = sum(abs(r - 1) <= CLOSE for r in ratios)
-    return f"{len(found)} | {statistics.median(ratios):.2f} | {low:.2f} to {high:.2f} | {close}"
+    return f"{len(memories)} | {statistics.median(ratios):.2f} | {low:.2f} to {high:.2f} | {close}"
 
 
-def table(found: Sequence[Memory]) -> str:
+def _format_page(memories: Sequence[Memory]) -> str:
     """The page."""
     lines = [HEAD]
     keys = (
@@ -99,21 +99,29 @@ def table(found: Sequence[Memory]) -> str:
     )
     for title, key in keys:
         groups: dict[str, list[Memory]] = {}
-        for m in found:
+        for m in memories:
             groups.setdefault(key(m.run), []).append(m)
         lines += [
             f"## By {title}\n",
             f"| {title} | runs | median | nine in ten | within 10 % |\n|---|--:|--:|---|--:|",
-            *(f"| {name} | {line(groups[name])} |" for name in sorted(groups, key=lambda n: (len(n), n))),
-            f"| all | {line(found)} |\n",
+            *(f"| {name} | {_format_row(groups[name])} |" for name in sorted(groups, key=lambda n: (len(n), n))),
+            f"| all | {_format_row(memories)} |\n",
         ]
-    return "\n".join([*lines, reserved.section(peaks(found)), scatter(found), too_high(found), ""])
+    return "\n".join(
+        [
+            *lines,
+            reserved.format_section(peaks_by_kind(memories)),
+            _describe_scatter(memories),
+            _describe_too_high(memories),
+            "",
+        ]
+    )
 
 
-def alike(found: Sequence[Memory]) -> list[list[Memory]]:
+def _group_equal_runs(memories: Sequence[Memory]) -> list[list[Memory]]:
     """Runs whose GPUs hold the same: they differ in data parallel ranks alone, and no state is sharded over those."""
     groups: dict[str, list[Memory]] = {}
-    for m in found:
+    for m in memories:
         stated = m.run.stated
         if not stated.layout.zero and stated.layout.fsdp == 1:
             key = json.dumps([m.run.config, stated.layout.tp, stated.micro_batch, stated.accumulate > 1])
@@ -121,9 +129,9 @@ def alike(found: Sequence[Memory]) -> list[list[Memory]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def scatter(found: Sequence[Memory]) -> str:
+def _describe_scatter(memories: Sequence[Memory]) -> str:
     """How far measurements of the same lie apart."""
-    groups = alike(found)
+    groups = _group_equal_runs(memories)
     off = [abs(m.measured / statistics.median(n.measured for n in group) - 1) for group in groups for m in group]
     far = sum(x > CLOSE for x in off)
     return (
@@ -134,7 +142,7 @@ def scatter(found: Sequence[Memory]) -> str:
     )
 
 
-def contradicted(m: Memory, found: Sequence[Memory]) -> bool:
+def is_contradicted(m: Memory, memories: Sequence[Memory]) -> bool:
     """Whether its source has a run with half the micro-batch or less, on as many GPUs or more, that took as much memory."""
     mine = m.run.stated
     return any(
@@ -143,7 +151,7 @@ def contradicted(m: Memory, found: Sequence[Memory]) -> bool:
         and other.measured >= 0.9 * m.measured
         and (stated := other.run.stated).micro_batch * 2 <= mine.micro_batch
         and (stated.layout.tp, stated.layout.zero) == (mine.layout.tp, mine.layout.zero)
-        for other in found
+        for other in memories
     )
 
 
@@ -156,34 +164,34 @@ def own_peaks() -> list[reserved.Peak]:
     ]
 
 
-def peaks(found: Sequence[Memory]) -> dict[str, list[reserved.Peak]]:
+def peaks_by_kind(memories: Sequence[Memory]) -> dict[str, list[reserved.Peak]]:
     """The runs by what the allocator keeps of them; weights that are gathered are left out by source, others by model."""
     kinds: dict[str, list[reserved.Peak]] = {GATHERED_WEIGHTS: [], WHOLE_WEIGHTS: [], OWN_PROGRAM: own_peaks()}
-    for m in found:
+    for m in memories:
         gathered = m.run.stated.layout.fsdp > 1
         part = publisher(m.run) if gathered else str(m.run.row["model"])
-        odd = m.ratio > HIGH and contradicted(m, found)
+        odd = m.ratio > HIGH and is_contradicted(m, memories)
         kinds[GATHERED_WEIGHTS if gathered else WHOLE_WEIGHTS].append(
             reserved.Peak(m.predicted, m.measured, part, fitted=not odd)
         )
     return kinds
 
 
-def too_high(found: Sequence[Memory]) -> str:
+def _describe_too_high(memories: Sequence[Memory]) -> str:
     """What is wrong with predictions that are far too high, as far as the data say."""
-    high = [m for m in found if m.ratio > HIGH]
-    odd = sum(contradicted(m, found) for m in high)
+    high = [m for m in memories if m.ratio > HIGH]
+    odd = sum(is_contradicted(m, memories) for m in high)
     return (
         f"Of {len(high)} runs whose prediction is more than 15 % too high, {odd} took no more memory than a run of the same source "
         "with half the micro-batch or less, on as many GPUs or more: both figures cannot be right.\n"
     )
 
 
-def how_full(shares: Mapping[str, Sequence[float]], found: Sequence[Memory]) -> str:
+def _describe_filling(shares: Mapping[str, Sequence[float]], memories: Sequence[Memory]) -> str:
     """How much of its GPU each source filled by the prediction; `shares` are by source."""
     usable = timing().usable_memory
     tellable = [x for name in TELLING for x in shares[name]]
-    most = max(m.measured / memory_of(m.run) for m in found)
+    most = max(m.measured / memory_of(m.run) for m in memories)
     return "\n".join(
         [
             "## How full the GPUs were\n",
@@ -214,22 +222,26 @@ def memory_of(run: Run) -> int:
 
 
 def main(redo: bool = False) -> None:
-    """Price what is not kept, or all of it, and write the page."""
+    """Price what has no row, or all of it, and write the page."""
     if redo:
         ROWS.unlink(missing_ok=True)
-    kept = dict(map(json.loads, ROWS.read_text().splitlines())) if ROWS.exists() else {}
+    known_bytes = dict(map(json.loads, ROWS.read_text().splitlines())) if ROWS.exists() else {}
     every = {run.id: run for run in stated_runs()}
     with ROWS.open("a", encoding="utf-8") as file:
-        for name in sorted(every.keys() - kept.keys()):
-            kept[name] = predicted(every[name])
-            file.write(json.dumps([name, kept[name]]) + "\n")
-    priced_runs = {name: run for name, run in every.items() if kept[name]}
-    found = [Memory(run, kept[name], measured(run)) for name, run in priced_runs.items() if run.row["mem_gb"]]
+        for name in sorted(every.keys() - known_bytes.keys()):
+            known_bytes[name] = predict_peak_bytes(every[name])
+            file.write(json.dumps([name, known_bytes[name]]) + "\n")
+    priced_runs = {name: run for name, run in every.items() if known_bytes[name]}
+    memories = [
+        Memory(run, known_bytes[name], measured_peak_bytes(run))
+        for name, run in priced_runs.items()
+        if run.row["mem_gb"]
+    ]
     shares: dict[str, list[float]] = {}
     for name, run in priced_runs.items():
-        shares.setdefault(publisher(run), []).append(kept[name] / memory_of(run))
-    reserved.save(peaks(found))
-    TABLE.write_text(table(found) + how_full(shares, found), encoding="utf-8")
+        shares.setdefault(publisher(run), []).append(known_bytes[name] / memory_of(run))
+    reserved.write_asset(peaks_by_kind(memories))
+    TABLE.write_text(_format_page(memories) + _describe_filling(shares, memories), encoding="utf-8")
 
 
 if __name__ == "__main__":

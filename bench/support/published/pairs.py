@@ -4,7 +4,7 @@ Runs of grade A and B are taken, stated as `memory.as_it_ran` says. The two runs
 GPUs, sequence and global batch, and layouts of other degrees. Each prediction is kept in `bench/support/results`.
 
 The same runs show the host's floor: below some time for each operator of a micro-batch no eager run is seen, however little the
-GPU has to do (`floor`).
+GPU has to do (`host_floor`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.support.published.memory import stated_runs
-from bench.support.published.runs import Run, priced
+from bench.support.published.runs import Run, plan_run
 from planner_core.core import InputError, Plan
 from planner_core.planning.pricing import num_operator_calls
 
@@ -59,40 +59,40 @@ class PricedRun:
 
 
 def price_runs(redo: bool = False) -> list[PricedRun]:
-    """All runs with their predictions; what is not kept is priced."""
-    kept: dict[str, tuple[float, int]] = {}
+    """All runs with their predictions; what has no row is priced."""
+    known: dict[str, tuple[float, int]] = {}
     if ROWS.exists() and not redo:
-        kept = {name: (seconds, calls) for name, seconds, calls in map(json.loads, ROWS.read_text().splitlines())}
+        known = {name: (seconds, calls) for name, seconds, calls in map(json.loads, ROWS.read_text().splitlines())}
     every = {run.id: run for run in stated_runs()}
-    for name in sorted(every.keys() - kept.keys()):
-        kept[name] = _priced(every[name])
-    ROWS.write_text("".join(json.dumps([name, *kept[name]]) + "\n" for name in sorted(kept)))
-    call_s = floor([(every[name], calls) for name, (_, calls) in kept.items() if calls])
+    for name in sorted(every.keys() - known.keys()):
+        known[name] = _price_run(every[name])
+    ROWS.write_text("".join(json.dumps([name, *known[name]]) + "\n" for name in sorted(known)))
+    call_s = host_floor([(every[name], calls) for name, (_, calls) in known.items() if calls])
     return [
         PricedRun(every[name], seconds, calls, 0.0 if every[name].stated.compiled else calls * call_s)
-        for name, (seconds, calls) in kept.items()
+        for name, (seconds, calls) in known.items()
         if calls
     ]
 
 
-def _priced(run: Run) -> tuple[float, int]:
+def _price_run(run: Run) -> tuple[float, int]:
     """Predicted seconds and the calls of operators of a step; zeros for what cannot be priced."""
     try:
-        plan: Plan | None = priced(run)[0]
+        plan: Plan | None = plan_run(run)[0]
     except InputError:
         plan = None
     return (0.0, 0) if plan is None else (plan.cost.step_time_s, num_operator_calls(plan))
 
 
-def floor(runs: Sequence[tuple[Run, int]]) -> float:
+def host_floor(runs: Sequence[tuple[Run, int]]) -> float:
     """The least seconds that an eager run was measured to take for each call of an operator, forward and backward together."""
     return min(run.measured_s / calls for run, calls in runs if not run.stated.compiled)
 
 
-def pairs(found: Sequence[PricedRun]) -> Iterator[tuple[PricedRun, PricedRun]]:
+def _find_pairs(priced_runs: Sequence[PricedRun]) -> Iterator[tuple[PricedRun, PricedRun]]:
     """The pairs, the run that was measured to be faster first."""
     groups: dict[object, list[PricedRun]] = {}
-    for one in found:
+    for one in priced_runs:
         r, s = one.run, one.run.stated
         # The global batch and not the micro-batch: two layouts of one batch are the choice that a person has.
         samples = s.micro_batch * s.accumulate * s.layout.data
@@ -104,9 +104,9 @@ def pairs(found: Sequence[PricedRun]) -> Iterator[tuple[PricedRun, PricedRun]]:
                 yield a, b
 
 
-def section(found: Sequence[PricedRun]) -> str:
+def format_pairs(priced_runs: Sequence[PricedRun]) -> str:
     """The section of docs/PUBLISHED.md."""
-    every = list(pairs(found))
+    every = list(_find_pairs(priced_runs))
 
     def inside(a: PricedRun, b: PricedRun) -> bool:
         return max(a.run.stated.layout.tp, b.run.stated.layout.tp) <= NODE
@@ -138,20 +138,20 @@ def section(found: Sequence[PricedRun]) -> str:
         right = sum(a.seconds < b.seconds for a, b in these) / len(these)
         hosted = sum(max(a.seconds, a.host_s) < max(b.seconds, b.host_s) for a, b in these) / len(these)
         lines.append(f"| {name} | {len(these)} | {right:.1%} | {hosted:.1%} |")
-    runs, slower = on_twice_the_gpus(found, 256)
+    runs, slower = _count_slower_on_twice(priced_runs, 256)
     return "\n".join([*lines, "", WHY.format(runs=runs, slower=slower)])
 
 
-def on_twice_the_gpus(found: Sequence[PricedRun], gpus: int) -> tuple[int, int]:
+def _count_slower_on_twice(priced_runs: Sequence[PricedRun], gpus: int) -> tuple[int, int]:
     """How many of nanotron's runs on twice as many GPUs have a run of the same model and degree of tensor parallelism on `gpus`, and how
     many of them were measured slower than the fastest of those. All have one global batch."""
     fastest: dict[tuple[str, int], float] = {}
     twice = []
-    for t in found:
+    for t in priced_runs:
         key = t.run.name, t.run.stated.layout.tp
         if "nanotron" in t.run.source and t.run.gpus == gpus:
             fastest[key] = min(t.run.measured_s, fastest.get(key, t.run.measured_s))
         elif "nanotron" in t.run.source and t.run.gpus == 2 * gpus:
             twice.append((key, t.run.measured_s))
-    known = [seconds > fastest[key] for key, seconds in twice if key in fastest]
-    return len(known), sum(known)
+    are_slower = [seconds > fastest[key] for key, seconds in twice if key in fastest]
+    return len(are_slower), sum(are_slower)

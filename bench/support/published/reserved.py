@@ -62,12 +62,12 @@ class Fit(NamedTuple):
 TENSORS_ALONE = Fit(1.0, 0.0)
 
 
-def fitted(peaks: Sequence[Peak]) -> Fit:
+def fit_peaks(peaks: Sequence[Peak]) -> Fit:
     """The fit of these runs."""
-    taken = [p for p in peaks if p.fitted]
+    fitted = [p for p in peaks if p.fitted]
 
     def miss(fit: Fit) -> float:
-        return float(np.minimum(abs(np.log(fit.ratios(taken))), FAR).sum())
+        return float(np.minimum(abs(np.log(fit.ratios(fitted))), FAR).sum())
 
     return min((Fit(float(a), float(b)) for a in SCALES for b in ADDS), key=miss)
 
@@ -76,28 +76,28 @@ def close_left_out(peaks: Sequence[Peak]) -> int:
     """How many runs a fit to the other parts meets within 10 %."""
     parts = {p.part for p in peaks}
     return sum(
-        fitted([p for p in peaks if p.part != part]).close([p for p in peaks if p.part == part]) for part in parts
+        fit_peaks([p for p in peaks if p.part != part]).close([p for p in peaks if p.part == part]) for part in parts
     )
 
 
-def section(kinds: Mapping[str, Sequence[Peak]]) -> str:
+def format_section(kinds: Mapping[str, Sequence[Peak]]) -> str:
     """The part of the page."""
     lines = [HEAD]
     for kind, peaks in sorted(kinds.items()):
-        fit, parts = fitted(peaks), ", ".join(sorted({p.part for p in peaks}))
+        fit, parts = fit_peaks(peaks), ", ".join(sorted({p.part for p in peaks}))
         close = f"{TENSORS_ALONE.close(peaks)} | {fit.close(peaks)} | {close_left_out(peaks)}"
         lines.append(f"| {kind} | {len(peaks)} | {fit.scale:.2f} | {fit.add_bytes / 2**30:.1f} | {close} | {parts} |")
     return "\n".join([*lines, ""])
 
 
-def save(kinds: Mapping[str, Sequence[Peak]]) -> None:
+def write_asset(kinds: Mapping[str, Sequence[Peak]]) -> None:
     """Write the asset."""
     rows = {}
     for kind, peaks in sorted(kinds.items()):
-        fit, taken = fitted(peaks), [p for p in peaks if p.fitted]
-        low, high = np.quantile(1 / fit.ratios(taken), (0.05, 0.95))
+        fit, fitted = fit_peaks(peaks), [p for p in peaks if p.fitted]
+        low, high = np.quantile(1 / fit.ratios(fitted), (0.05, 0.95))
         rows[kind] = {
-            "n": len(taken),
+            "n": len(fitted),
             "scale": round(fit.scale, 2),
             "add_bytes": round(fit.add_bytes),
             "low": round(float(low), 3),

@@ -75,7 +75,7 @@ class Run:
         return "FSDP" if layout.fsdp > 1 else f"ZeRO-{layout.zero}" if layout.zero else "data parallel"
 
 
-def priced(run: Run) -> tuple[Plan | None, Planner]:
+def plan_run(run: Run) -> tuple[Plan | None, Planner]:
     """The plan of a run, which is None where the layout is not legal for the model, and its planner. Raises InputError."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
@@ -84,38 +84,47 @@ def priced(run: Run) -> tuple[Plan | None, Planner]:
         return pricer.plan(run.stated), pricer.planner(run.stated)
 
 
-def runs(grades: str = "A") -> Iterator[Run]:
+def read_runs(grades: str = "A") -> Iterator[Run]:
     """Rows that can be stated: a known GPU, no pipeline, plain recomputation, a measured speed."""
     with RUNS.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if row["grade"] in grades and _can_be_stated(row):
-                yield _run(row)
+                yield _read_run(row)
 
 
 def _can_be_stated(row: Row) -> bool:
     plain = row["recompute"].split(" ")[0] in ("none", "full") or row["recompute"].startswith("selective (per-op")
     whole = row["pp"] in ("", "1") and row["cp"] in ("", "1")
-    shaped = bool(row["layers"] and row["micro_batch_seqs"] and _number(row["micro_batch_seqs"]) >= 1)
+    shaped = bool(row["layers"] and row["micro_batch_seqs"] and _parse_number(row["micro_batch_seqs"]) >= 1)
     return row["gpu"] in GPUS and plain and whole and shaped and row["outcome"] == "ok" and _tokens_per_s(row) > 0
 
 
-def _run(row: Row) -> Run:
+def _read_run(row: Row) -> Run:
     gpu, intra = GPUS[row["gpu"]]
-    gpus, stated = int(row["gpus"]), _statement(row)
+    gpus, stated = int(row["gpus"]), _state_row(row)
     nodes, seq = max(1, gpus // NODE), int(row["seq_len"])
-    name = f"2x8-h100:nodes={nodes},gpus={min(NODE, gpus)},intra={intra},inter={_gbit(row, gpu) / 8:g},gpu={gpu}"
+    name = f"2x8-h100:nodes={nodes},gpus={min(NODE, gpus)},intra={intra},inter={_read_gbit(row, gpu) / 8:g},gpu={gpu}"
     # Sources print tokens a second of one GPU, and the ranks of a tensor-parallel group share their tokens.
     tokens = stated.micro_batch * seq * stated.accumulate / stated.layout.tp
     return Run(
-        row["id"], row["source"], row["model"], gpu, gpus, name, _config(row), stated, tokens / _tokens_per_s(row), row
+        row["id"],
+        row["source"],
+        row["model"],
+        gpu,
+        gpus,
+        name,
+        _read_config(row),
+        stated,
+        tokens / _tokens_per_s(row),
+        row,
     )
 
 
-def _statement(row: Row) -> Statement:
+def _state_row(row: Row) -> Statement:
     return Statement(
-        _layout(row),
-        int(_number(row["micro_batch_seqs"])),
-        int(_number(row["grad_accum"], 1)) or 1,
+        _read_layout(row),
+        int(_parse_number(row["micro_batch_seqs"])),
+        int(_parse_number(row["grad_accum"], 1)) or 1,
         int(row["seq_len"]),
         recompute=row["recompute"].split(" ")[0],
         compiled=row["compile"].lower().startswith(("yes", "1", "true")),
@@ -154,29 +163,29 @@ def hands_out_rank_by_rank(row: Row) -> bool:
     return row["zero_stage"][:1] == "1" and ("nanotron" in row["source"] or row["notes"].startswith("zero1=-1"))
 
 
-def _layout(row: Row) -> Layout:
-    gpus, tp = int(row["gpus"]), int(_number(row["tp"], 1)) or 1
+def _read_layout(row: Row) -> Layout:
+    gpus, tp = int(row["gpus"]), int(_parse_number(row["tp"], 1)) or 1
     stage, sp = row["zero_stage"][:1] or "0", row["sp"] in ("1", "True") and tp > 1
     if stage == "3":
-        shard = int(_number(row["fsdp_shard"])) or gpus // tp
+        shard = int(_parse_number(row["fsdp_shard"])) or gpus // tp
         return Layout(dp=gpus // tp // shard, fsdp=shard, tp=tp, sp=sp)
     return Layout(dp=gpus // tp, tp=tp, sp=sp, zero=int(stage))
 
 
-def _config(row: Row) -> dict[str, Any]:
+def _read_config(row: Row) -> dict[str, Any]:
     """The Hugging Face config of the row's shape: Llama where the inner layer is gated, else GPT-NeoX."""
     hidden, heads = int(row["hidden"]), int(row["heads"])
     common = {
-        "vocab_size": int(_number(row["vocab"], 50304)),
+        "vocab_size": int(_parse_number(row["vocab"], 50304)),
         "num_hidden_layers": int(row["layers"]),
         "hidden_size": hidden,
         "num_attention_heads": heads,
-        "intermediate_size": int(_number(row["ffn"], 4 * hidden)),
+        "intermediate_size": int(_parse_number(row["ffn"], 4 * hidden)),
         "max_position_embeddings": int(row["seq_len"]),
         "tie_word_embeddings": row["tied_embeddings"] in ("1", "True"),
     }
     if row["ffn_gated"] in ("1", "True"):
-        kv = int(_number(row["kv_heads"], heads))
+        kv = int(_parse_number(row["kv_heads"], heads))
         return common | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_key_value_heads": kv}
     return common | {
         "model_type": "gpt_neox",
@@ -185,7 +194,7 @@ def _config(row: Row) -> dict[str, Any]:
     }
 
 
-def _gbit(row: Row, gpu: str) -> float:
+def _read_gbit(row: Row, gpu: str) -> float:
     """Gbit/s out of a node."""
     text = row["inter_node"].replace(",", "")
     several = re.search(r"(\d+)\s*x\s*(\d+)\s*G", text)
@@ -196,10 +205,10 @@ def _gbit(row: Row, gpu: str) -> float:
 
 
 def _tokens_per_s(row: Row) -> float:
-    return _number(row["tokens_per_s_per_gpu"]) or _number(row["derived_tokens_per_s_per_gpu"])
+    return _parse_number(row["tokens_per_s_per_gpu"]) or _parse_number(row["derived_tokens_per_s_per_gpu"])
 
 
-def _number(text: str, default: float = 0.0) -> float:
+def _parse_number(text: str, default: float = 0.0) -> float:
     try:
         return float(text)
     except ValueError:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.support.published.runs import Row, Run, _config, _number
+from bench.support.published.runs import Row, Run, _parse_number, _read_config
 from planner_core.core import ASSETS, InputError, load_cluster
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing import Pricer, Statement
@@ -105,17 +105,17 @@ def stage_runs() -> Iterator[Run]:
                 gpu,
                 gpus,
                 cluster,
-                _config(row),
-                statement(row),
-                _number(row["step_time_s"]),
+                _read_config(row),
+                _state_row(row),
+                _parse_number(row["step_time_s"]),
                 row,
             )
 
 
-def statement(row: Row) -> Statement:
+def _state_row(row: Row) -> Statement:
     """A row as `price` takes it."""
-    dp, tp, pp, cp = (int(_number(row[k], 1)) or 1 for k in ("dp", "tp", "pp", "cp"))
-    vp = (int(_number(row["vp"], 1)) or 1) if pp > 1 else 1
+    dp, tp, pp, cp = (int(_parse_number(row[k], 1)) or 1 for k in ("dp", "tp", "pp", "cp"))
+    vp = (int(_parse_number(row["vp"], 1)) or 1) if pp > 1 else 1
     order = {"zb": "zb" if vp == 1 else "zbv"}.get(row["schedule"], row["schedule"]) if pp > 1 else ""
     # Aleph Alpha does not state the stage; what fits and what does not is that of sharded optimizer states with whole bfloat16 gradients.
     usual = "1" if "Aleph" in row["source"] else "0"
@@ -135,10 +135,10 @@ def statement(row: Row) -> Statement:
     return Statement(
         layout,
         int(row["micro_batch_seqs"]),
-        int(_number(row["grad_accum"], 1)),
+        int(_parse_number(row["grad_accum"], 1)),
         int(row["seq_len"]),
         recompute="full" if row["recompute"].startswith("full") else "none",
-        **software(row),
+        **_state_software(row),
     )
 
 
@@ -149,7 +149,7 @@ def _published_copies(row: Row, stages: int) -> tuple[int, ...]:
     return (each - 1, *(each,) * (stages - 2), each - 1) if is_dealt_out else ()
 
 
-def software(row: Row) -> dict[str, Any]:
+def _state_software(row: Row) -> dict[str, Any]:
     """The stack of a row and its attention kernel, as its source says."""
     how = row["attention"]
     if "Aleph" in row["source"]:
@@ -165,20 +165,20 @@ def software(row: Row) -> dict[str, Any]:
 
 def priced_stage_runs() -> list[StagedRun]:
     """All runs that are priced already. A layout that is not legal for the model is left out."""
-    kept = _kept()
-    return [StagedRun(run, *kept[run.id]) for run in stage_runs() if kept.get(run.id)]
+    known = _read_rows()
+    return [StagedRun(run, *known[run.id]) for run in stage_runs() if known.get(run.id)]
 
 
-def _kept() -> dict[str, Any]:
+def _read_rows() -> dict[str, Any]:
     return dict(map(json.loads, ROWS.read_text().splitlines())) if ROWS.exists() else {}
 
 
 def main() -> None:
-    """Price what is not kept."""
-    kept = _kept()
+    """Price what has no row."""
+    known = _read_rows()
     with ROWS.open("a", encoding="utf-8") as file:
         for run in stage_runs():
-            if run.id not in kept:
+            if run.id not in known:
                 file.write(json.dumps([run.id, price_run(run)]) + "\n")
 
 
@@ -197,7 +197,7 @@ def price_run(run: Run) -> list[Any] | None:
 # --- the section ---------------------------------------------------------------------------------------
 
 
-def section(found: Sequence[StagedRun]) -> str:
+def format_section(staged_runs: Sequence[StagedRun]) -> str:
     """The section of docs/PUBLISHED.md."""
     lines = [
         HEAD,
@@ -205,9 +205,9 @@ def section(found: Sequence[StagedRun]) -> str:
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     groups: dict[str, list[StagedRun]] = defaultdict(list)
-    for t in found:
+    for t in staged_runs:
         groups[t.source].append(t)
-    lines += [_line(name, groups[name]) for name in sorted(groups)]
+    lines += [_format_row(name, groups[name]) for name in sorted(groups)]
     keys: tuple[tuple[str, Callable[[StagedRun], object]], ...] = (
         ("tensor ranks", lambda t: t.run.stated.layout.tp),
         ("stages", lambda t: t.run.stated.layout.pp),
@@ -225,18 +225,18 @@ def section(found: Sequence[StagedRun]) -> str:
         parts: dict[Any, list[StagedRun]] = defaultdict(list)
         for t in groups["Aleph Alpha"]:
             parts[key(t)].append(t)
-        lines += [_line(str(name), parts[name]) for name in sorted(parts)]
-    lost = regrets(groups["Aleph Alpha"])
+        lines += [_format_row(str(name), parts[name]) for name in sorted(parts)]
+    lost = _list_regrets(groups["Aleph Alpha"])
     lines += [
         "",
         f"In {sum(x <= CLOSE for x in lost)} of {len(lost)} of Aleph Alpha's sweeps (GPUs, tokens, kernels) the layout that is predicted best costs at most 5 % over the one that was measured best; at worst {max(lost):.0%}.",
     ]
-    spread = np.abs(spread_over_kernels(groups["Aleph Alpha"]))
+    spread = np.abs(_spread_over_kernels(groups["Aleph Alpha"]))
     lines += [
         f"They ran {len({_layout_key(t) for t in groups['Aleph Alpha']})} layouts with three sets of kernels. For whoever does not state the kernels, one number stands for all "
         f"runs of a layout: the best such number errs by {np.median(spread):.1%} in the median, and nine in ten times by at most {np.quantile(spread, 0.9):.0%}.",
     ]
-    ratios = schedule_ratios(groups["Zero Bubble"])
+    ratios = _list_schedule_ratios(groups["Zero Bubble"])
     lines += [
         f"Zero Bubble's orders over 1F1B at the same micro-batches: {sum(abs(x) <= CLOSE for x in ratios)} of {len(ratios)} ratios are predicted within 5 %.",
         "",
@@ -245,20 +245,20 @@ def section(found: Sequence[StagedRun]) -> str:
     return "\n".join(lines)
 
 
-def _line(name: str, found: Sequence[StagedRun]) -> str:
-    errors = np.expm1([t.error for t in found if t.ran])
-    right = sum(t.fits == t.ran for t in found)
+def _format_row(name: str, staged_runs: Sequence[StagedRun]) -> str:
+    errors = np.expm1([t.error for t in staged_runs if t.ran])
+    right = sum(t.fits == t.ran for t in staged_runs)
     sizes = np.abs(errors)
     shown = (
         f"{np.median(sizes):.1%} | {np.quantile(sizes, 0.9):.1%} | {np.median(errors):+.1%}" if len(errors) else " | | "
     )
-    return f"| {name} | {len(errors)} | {shown} | {right / len(found):.0%} | {len(found)} |"
+    return f"| {name} | {len(errors)} | {shown} | {right / len(staged_runs):.0%} | {len(staged_runs)} |"
 
 
-def regrets(found: Sequence[StagedRun]) -> list[float]:
+def _list_regrets(staged_runs: Sequence[StagedRun]) -> list[float]:
     """By sweep: what the layout of least predicted seconds costs over the one of least measured seconds."""
     sweeps: dict[object, list[StagedRun]] = defaultdict(list)
-    for t in found:
+    for t in staged_runs:
         if t.ran:
             sweeps[t.run.gpus, t.run.stated.seq, t.run.row["attention"]].append(t)
     return [
@@ -273,21 +273,21 @@ def _layout_key(of: StagedRun) -> object:
     return of.run.gpus, of.run.stated.but(stack=None, attention=None)
 
 
-def spread_over_kernels(found: Sequence[StagedRun]) -> list[float]:
+def _spread_over_kernels(staged_runs: Sequence[StagedRun]) -> list[float]:
     """By run: the error of the best number for all measured runs of its layout, the middle of the fastest and the slowest."""
     groups: dict[object, list[float]] = defaultdict(list)
-    for t in found:
+    for t in staged_runs:
         if t.ran:
             groups[_layout_key(t)].append(t.run.measured_s)
     return [math.sqrt(min(group) * max(group)) / s - 1 for group in groups.values() for s in group]
 
 
-def schedule_ratios(found: Sequence[StagedRun]) -> list[float]:
+def _list_schedule_ratios(staged_runs: Sequence[StagedRun]) -> list[float]:
     """Errors of the ratios between an order and 1F1B with the same model, GPUs and micro-batches."""
     groups: dict[object, dict[str, list[StagedRun]]] = defaultdict(lambda: defaultdict(list))
-    for t in found:
+    for t in staged_runs:
         stated, row = t.run.stated, t.run.row
-        if stated.layout.schedule == "zb" and _number(row["mem_gb"]) > 1.2 * least_memory(found, t):
+        if stated.layout.schedule == "zb" and _parse_number(row["mem_gb"]) > 1.2 * _least_memory(staged_runs, t):
             continue  # ZB-2p
         groups[t.run.name, t.run.gpus, stated.micro_batch, stated.accumulate][stated.layout.schedule].append(t)
     return [
@@ -299,20 +299,20 @@ def schedule_ratios(found: Sequence[StagedRun]) -> list[float]:
     ]
 
 
-def least_memory(found: Sequence[StagedRun], of: StagedRun) -> float:
+def _least_memory(staged_runs: Sequence[StagedRun], of: StagedRun) -> float:
     """The least memory that a run of the same model, GPUs and micro-batch was measured to take."""
     same = [
-        _number(t.run.row["mem_gb"])
-        for t in found
+        _parse_number(t.run.row["mem_gb"])
+        for t in staged_runs
         if (t.run.name, t.run.gpus, t.run.stated.micro_batch) == (of.run.name, of.run.gpus, of.run.stated.micro_batch)
     ]
     return min((m for m in same if m), default=math.inf)
 
 
-def errors_of_sources_alike(found: Sequence[StagedRun]) -> Any:
+def errors_of_sources_alike(staged_runs: Sequence[StagedRun]) -> Any:
     """The errors of runs with stages and known kernels: as many quantiles of each source, so that all count alike."""
     by: dict[str, list[float]] = defaultdict(list)
-    for t in found:
+    for t in staged_runs:
         if t.ran and t.has_known_kernels and t.run.stated.layout.pp > 1:
             by[t.source].append(t.error)
     quantiles = np.linspace(0.02, 0.98, 25)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from bench.support.published import stages
-from bench.support.published.fit import PRIORS, fold_of, left_out, odd, source_of
-from bench.support.published.pairs import PricedRun, floor, section
+from bench.support.published.fit import PRIORS, errors_left_out, fold_of, source_of, why_odd
+from bench.support.published.pairs import PricedRun, format_pairs, host_floor
 from bench.support.published.runs import Run
 
-Found = Sequence[tuple[Run, dict[str, Any]]]
+PredictedRows = Sequence[tuple[Run, dict[str, Any]]]
 WORST = 20
 ONE_NODE, MID, MANY = 8, 128, 64
 STACK_SIGMA, GPU_SIGMA = 0.05, 0.15
@@ -49,57 +49,58 @@ class Errors:
     sources: float
 
 
-def errors_of(found: Found) -> list[Errors]:
+def errors_of(rows: PredictedRows) -> list[Errors]:
     """Errors of all runs that were priced."""
-    done = [(run, row) for run, row in found if "predicted_s" in row]
+    done = [(run, row) for run, row in rows if "predicted_s" in row]
     names = list(PRIORS)
     derivatives = np.array([[row["by"].get(name, 0.0) for name in names] for _, row in done])
     start = np.log([row["predicted_s"] for _, row in done])
     measured = np.log([run.measured_s for run, _ in done])
-    weights = _weights([run for run, _ in done])
+    weights = _weigh_runs([run for run, _ in done])
     by = [
-        left_out(derivatives, start, measured, weights, [part(run) for run, _ in done]) for part in (fold_of, source_of)
+        errors_left_out(derivatives, start, measured, weights, [part(run) for run, _ in done])
+        for part in (fold_of, source_of)
     ]
     return [
         Errors(run, float(start[i] - measured[i]), float(by[0][i]), float(by[1][i])) for i, (run, _) in enumerate(done)
     ]
 
 
-def _weights(every: Sequence[Run]) -> Any:
+def _weigh_runs(every: Sequence[Run]) -> Any:
     """[run] tables of more than 25 runs of one source and GPU weigh as 25; odd runs are not fitted."""
     count: dict[tuple[str, str], int] = {}
     for run in every:
         key = (run.source, run.gpu)
         count[key] = count.get(key, 0) + 1
-    return np.array([0.0 if odd(r) else min(1.0, 25 / count[r.source, r.gpu]) for r in every])
+    return np.array([0.0 if why_odd(r) else min(1.0, 25 / count[r.source, r.gpu]) for r in every])
 
 
 # --- the document ------------------------------------------------------------------------------------
 
 
-def document(found: Found, paired: Sequence[PricedRun]) -> str:
+def format_document(rows: PredictedRows, paired: Sequence[PricedRun]) -> str:
     """docs/PUBLISHED.md. `paired` are the runs of its pairs."""
-    errors = errors_of(found)
+    errors = errors_of(rows)
     refused: dict[str, list[str]] = {}
-    for run, row in found:
+    for run, row in rows:
         if "refused" in row:
             refused.setdefault(row["refused"], []).append(run.id)
     parts = [HEAD, f"{len(errors)} runs of {len({e.run.source for e in errors})} sources are priced."]
     for why, ids in refused.items():
         parts.append(f"{len(ids)} are not: {why} ({', '.join(ids)}).")
-    parts.append("\n".join(_tables(errors)))
-    parts.append(section(paired))
-    parts.append(stages.section(stages.priced_stage_runs()))
-    parts.append("\n".join(_worst(errors)))
+    parts.append("\n".join(_format_tables(errors)))
+    parts.append(format_pairs(paired))
+    parts.append(stages.format_section(stages.priced_stage_runs()))
+    parts.append("\n".join(_list_worst(errors)))
     return "\n\n".join(parts) + "\n"
 
 
-def _tables(errors: list[Errors]) -> Iterator[str]:
+def _format_tables(errors: list[Errors]) -> Iterator[str]:
     keys: tuple[tuple[str, Callable[[Run], object]], ...] = (
         ("All", lambda r: "all"),
         ("By source", lambda r: r.source.split(" ")[0].split("/")[-1]),
         ("By GPU", lambda r: r.gpu),
-        ("By kind of layout", kind),
+        ("By kind of layout", kind_of_run),
         ("By recomputation", lambda r: r.stated.recompute),
         ("By nodes", lambda r: r.nodes),
         ("By tokens of a sample", lambda r: r.stated.seq),
@@ -111,17 +112,17 @@ def _tables(errors: list[Errors]) -> Iterator[str]:
         yield f"\n## {title}\n"
         yield "| | runs | fitted: median | nine in ten | bias | groups out: median | nine in ten | sources out: median | nine in ten |"
         yield "|---|---|---|---|---|---|---|---|---|"
-        yield from (f"| {name} | {_line(groups[name])} |" for name in sorted(groups))
+        yield from (f"| {name} | {_format_row(groups[name])} |" for name in sorted(groups))
 
 
-def _line(errors: list[Errors]) -> str:
+def _format_row(errors: list[Errors]) -> str:
     sizes = [np.abs(np.expm1([getattr(e, name) for e in errors])) for name in ("fitted", "groups", "sources")]
     shown = [f"{np.median(s):.1%} | {np.quantile(s, 0.9):.1%}" for s in sizes]
     bias = float(np.expm1(np.median([e.fitted for e in errors])))
     return f"{len(errors)} | {shown[0]} | {bias:+.1%} | {shown[1]} | {shown[2]}"
 
 
-def _worst(errors: list[Errors]) -> Iterator[str]:
+def _list_worst(errors: list[Errors]) -> Iterator[str]:
     yield "## The worst\n"
     yield "| run | GPU | nodes | layout | micro-batch | tokens | recompute | measured | predicted | error | why |"
     yield "|---|---|---|---|---|---|---|---|---|---|---|"
@@ -129,16 +130,16 @@ def _worst(errors: list[Errors]) -> Iterator[str]:
         r, s = e.run, e.run.stated
         yield (
             f"| {r.id} {r.name} | {r.gpu} | {r.nodes} | {s.layout} | {s.micro_batch} x {s.accumulate} | {s.seq} | {s.recompute} "
-            f"| {r.measured_s:.3g} s | {r.measured_s * math.exp(e.fitted):.3g} s | {math.expm1(e.fitted):+.0%} | {odd(r) or 'not known'} |"
+            f"| {r.measured_s:.3g} s | {r.measured_s * math.exp(e.fitted):.3g} s | {math.expm1(e.fitted):+.0%} | {why_odd(r) or 'not known'} |"
         )
 
 
-def predictions(found: Found) -> list[dict[str, object]]:
+def list_predictions(rows: PredictedRows) -> list[dict[str, object]]:
     """What the page “Measured” shows: every run that was priced, with its three predictions in seconds."""
-    return [_prediction(e) for e in errors_of(found)]
+    return [_predict_row(e) for e in errors_of(rows)]
 
 
-def _prediction(e: Errors) -> dict[str, object]:
+def _predict_row(e: Errors) -> dict[str, object]:
     r, s = e.run, e.run.stated
     seconds = {
         name: f"{r.measured_s * math.exp(getattr(e, of)):.6g}"
@@ -153,7 +154,7 @@ def _prediction(e: Errors) -> dict[str, object]:
         "gpus": r.gpus,
         "nodes": r.nodes,
         "layout": str(s.layout),
-        "kind": kind(r),
+        "kind": kind_of_run(r),
         "micro_batch": s.micro_batch,
         "accumulate": s.accumulate,
         "seq": s.seq,
@@ -161,14 +162,14 @@ def _prediction(e: Errors) -> dict[str, object]:
         "compiled": int(s.compiled),
         "measured_s": f"{r.measured_s:.6g}",
         **seconds,
-        "contradicted": odd(r),
+        "contradicted": why_odd(r),
     }
 
 
 # --- the bands ---------------------------------------------------------------------------------------
 
 
-def kind(run: Run) -> str:
+def kind_of_run(run: Run) -> str:
     """The kind of run whose errors are its band (`planning/pricing/bands.py`)."""
     layout = run.stated.layout
     if layout.tp > 1:
@@ -178,26 +179,28 @@ def kind(run: Run) -> str:
     return f"data parallel or ZeRO-1, {'to 64 ranks' if layout.dp <= MANY else 'more ranks'}"
 
 
-def bands(found: Found, paired: Sequence[PricedRun]) -> dict[str, Any]:
+def make_bands(rows: PredictedRows, paired: Sequence[PricedRun]) -> dict[str, Any]:
     """assets/bands.json: errors of sources left out, by kind of run; and of the runs `paired` the host's floor, and tensor parallelism over
     nodes."""
-    errors = errors_of(found)
+    errors = errors_of(rows)
     groups: dict[str, list[float]] = {}
     of_one_stack: dict[str, list[float]] = {}
     for e in errors:
-        groups.setdefault(kind(e.run), []).append(e.sources)
-        of_one_stack.setdefault(kind(e.run), []).append(e.groups)
+        groups.setdefault(kind_of_run(e.run), []).append(e.sources)
+        of_one_stack.setdefault(kind_of_run(e.run), []).append(e.groups)
     # The runs of sweeps without stages are of other stacks, and no constant is fitted to them: each is left out already.
     swept = [t for t in stages.priced_stage_runs() if t.ran and t.has_known_kernels and t.run.stated.layout.pp == 1]
     for t in swept:
-        groups.setdefault(kind(t.run), []).append(t.error)
+        groups.setdefault(kind_of_run(t.run), []).append(t.error)
     # Two plans that are compared share the error of their stack: `sigma` is of runs whose source the fit has seen.
     kinds = {
-        name: {**_band(np.array(groups[name])), "sigma": _sigma(np.array(of_one_stack[name]))}
+        name: {**_make_band(np.array(groups[name])), "sigma": _robust_sigma(np.array(of_one_stack[name]))}
         for name in sorted(groups)
     }
     over_nodes = [
-        math.log(t.seconds / t.run.measured_s) for t in paired if kind(t.run) == OVER_NODES and t.run.gpus <= MOST_GPUS
+        math.log(t.seconds / t.run.measured_s)
+        for t in paired
+        if kind_of_run(t.run) == OVER_NODES and t.run.gpus <= MOST_GPUS
     ]
     return {
         "schema": "shardscope.bands/1",
@@ -210,27 +213,27 @@ def bands(found: Found, paired: Sequence[PricedRun]) -> dict[str, Any]:
         "gpu_source": "judgement: a GPU that no training run of the fit used",
         "measured_gpus": ["A100-SXM", "A800", "H100-SXM"],
         "host": {
-            "call_s": float(f"{floor([(t.run, t.calls) for t in paired]):.3g}"),
+            "call_s": float(f"{host_floor([(t.run, t.calls) for t in paired]):.3g}"),
             "source": f"the least that {sum(not t.run.stated.compiled for t in paired)} eager published runs took for each call of an operator, "
             "forward and backward together: nanotron on H100, tensor parallelism with one sample (docs/PUBLISHED.md)",
         },
         "kinds": {
             **kinds,
-            OVER_NODES: _band(np.array(over_nodes)),
-            stages.KIND: _band(stages.errors_of_sources_alike(stages.priced_stage_runs())),
+            OVER_NODES: _make_band(np.array(over_nodes)),
+            stages.KIND: _make_band(stages.errors_of_sources_alike(stages.priced_stage_runs())),
         },
     }
 
 
-def _band(errors: Any) -> dict[str, Any]:
+def _make_band(errors: Any) -> dict[str, Any]:
     return {
         "n": len(errors),
         "bias": round(float(np.median(errors)), 3),
-        "sigma": _sigma(errors),
+        "sigma": _robust_sigma(errors),
         "p90": round(float(np.quantile(np.abs(errors), 0.9)), 3),
     }
 
 
-def _sigma(errors: Any) -> float:
+def _robust_sigma(errors: Any) -> float:
     """A standard deviation that outliers do not move."""
     return round(1.4826 * float(np.median(np.abs(errors - np.median(errors)))), 3)
