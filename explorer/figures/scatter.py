@@ -65,13 +65,15 @@ def plans_scatter(
     _draw_plans(figure, stated, ends, "our current setup", "square", STATED_COLOUR, theme)
     _draw_rings(figure, [ends[n] for n in marks.find_ties(plans)], "tie with the best", (19, 1.2), theme.muted)
     _draw_rings(figure, [ends[chosen]], "chosen", (25, 2.0), theme.text)
-    wide = max(x for x, _ in ends.values()) * 1.28 or 1.0  # room for the name of the rightmost plan
+    left, right = _axis_range(np.array([x for x, _ in ends.values()]))
+    right += 0.28 * (right - left)  # room for the name of the rightmost plan
+    left -= 0.02 * (right - left)
     high = max(capacity_bytes / GIB, *(y for _, y in ends.values())) * 1.12
     draw_limit_line(figure, capacity_bytes, theme)
     # Trade-offs lie on one line, near each other: their names crowd out those of the others, and the table and a hover say them.
     named = {n: p for n, p in plans.items() if n == chosen or n not in front or not is_trade_off(p)}
-    _draw_names(figure, named, ends, capacity_bytes / GIB, (wide, high), theme)
-    figure.update_xaxes(title=TIMES[axis], range=[-0.02 * wide, wide], nticks=5)
+    _draw_names(figure, named, ends, capacity_bytes / GIB, (left, right), high, theme)
+    figure.update_xaxes(title=TIMES[axis], range=[left, right], nticks=5)
     figure.update_yaxes(title="memory per GPU, GiB", range=[0, high], nticks=5)
     return apply_style(figure, theme, 430)
 
@@ -130,18 +132,20 @@ def _draw_names(
     plans: Mapping[str, Plan],
     ends: Mapping[str, tuple[float, float]],
     limit: float,
-    size: tuple[float, float],
+    times: tuple[float, float],
+    high: float,
     theme: Theme,
 ) -> None:
     """Write the plans' names twice, for wide windows and for narrow ones; the style sheet shows one set.
 
     `ends`: where all marks lie, which no name may cover. `limit`: GiB that a plan may take, where a line lies with its words.
-    `size`: the ends of both axes.
+    `times`: the ends of the axis of times; that of memory goes from 0 to `high`.
     """
     names = [plan_title(p) for p in plans.values()]
     for pixels, mark in ((PLOT_WIDTH, WIDE), (NARROW_WIDTH, NARROW)):
-        at = {n: (x / size[0] * pixels, (1 - y / size[1]) * PLOT_HEIGHT) for n, (x, y) in ends.items()}
-        line = (1 - limit / size[1]) * PLOT_HEIGHT
+        per_ms = pixels / (times[1] - times[0])
+        at = {n: ((x - times[0]) * per_ms, (1 - y / high) * PLOT_HEIGHT) for n, (x, y) in ends.items()}
+        line = (1 - limit / high) * PLOT_HEIGHT
         occupied = [(0.0, line - 2, pixels, line + 2), (0.0, line - 20, LIMIT_WIDTH, line)]
         occupied += [(x - 8, y - 8, x + 8, y + 8) for n, (x, y) in at.items() if n not in plans]
         places = name_placement.place_names([at[n] for n in plans], names, pixels, PLOT_HEIGHT, occupied)

@@ -146,6 +146,12 @@ def test_figures_carry_units_and_every_plan(result: Result, theme: Theme) -> Non
     assert scatter.layout.xaxis.title.text.endswith("ms")
     assert scatter.layout.yaxis.title.text.endswith("GiB")
     assert {n for t in scatter.data if t.customdata is not None for n in t.customdata} == set(plans)
+    for axis in ("communication", "exposed", "step"):
+        drawn = scatters.plans_scatter(plans, "best", capacity, theme, axis)
+        times = [x for t in drawn.data if t.customdata is not None for x in t.x]
+        left, right = drawn.layout.xaxis.range
+        assert left < min(times) and max(times) < right
+        assert max(times) - min(times) > 0.3 * (right - left), "plans do not lie in a blot beside an empty half"
 
 
 def test_every_candidate_is_a_point(result: Result) -> None:

@@ -60,6 +60,7 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
             "change": s.change,
             "step_time_s": s.plan.cost.step_time_s,
             "fits": s.plan.fits,
+            "memory_bytes": s.plan.cost.memory_bytes["peak"],
             "tokens_per_s_per_gpu": s.tokens_per_s_per_gpu,
             "layout": str(s.stated.layout),
         }
@@ -99,7 +100,8 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
         )
     parts = ", ".join(f"{what} {format_seconds(s)}" for what, s in (priced.parts or {}).items())
     helps = [
-        f"{s.change}: {format_seconds(s.plan.cost.step_time_s)}, {s.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+        f"{s.change}: {format_seconds(s.plan.cost.step_time_s)}, {s.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, "
+        f"{format_peak_gib(s.plan)} GiB"
         for s in priced.suggestions
     ]
     lines = [
