@@ -109,7 +109,7 @@ def _drop_trade_offs(new: Mapping[str, Any], after: dict[str, Any], notes: list[
 
 
 def _is_trade_off(plan_id: str) -> bool:
-    return re.fullmatch(rf"{TRADE_OFF}-\d+", plan_id) is not None
+    return re.fullmatch(rf"{TRADE_OFF}-[a-z-]*\d+", plan_id) is not None
 
 
 def _describe_batch(batch: int, seq: int) -> str:

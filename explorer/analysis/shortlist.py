@@ -82,20 +82,25 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
             if p.method in ("fsdp", "data-parallel") and n not in descriptions
         }
     )
-    descriptions.update(
-        {
-            n: "trade-off"
-            for n, p in plans.items()
-            if p.method == "exact" and p.fits and n not in (*descriptions, fastest) and _saves_memory(p, plans[fastest])
-        }
-    )
+    others = [n for n, p in plans.items() if p.method == "exact" and p.fits and n not in (*descriptions, fastest)]
+    descriptions |= dict.fromkeys(_order_trade_offs(plans, others, [*descriptions], plans[fastest]), "trade-off")
     return _list_described(plans, descriptions, (recommended, fastest, staged))
 
 
-def _saves_memory(plan: Plan, fastest: Plan) -> bool:
-    """Tell whether a trade-off saves so much memory that a reader would trade for it."""
-    peaks = [p.cost.memory_bytes["peak"] for p in (plan, fastest)]
-    return peaks[0] <= (1 - MIN_SAVING) * peaks[1]
+def _order_trade_offs(
+    plans: Mapping[str, Plan], names: Sequence[str], listed: Sequence[str], fastest: Plan
+) -> list[str]:
+    """Return the trade-offs that save so much memory that a reader would trade for it, those first that need less than all listed plans."""
+    by_time = sorted(names, key=lambda n: plans[n].cost.step_time_s)
+    peaks = {n: p.cost.memory_bytes["peak"] for n, p in plans.items() if p.fits}
+    least = min((peaks[n] for n in listed if n in peaks), default=math.inf)
+    smallest = []
+    for name in by_time:
+        if peaks[name] <= (1 - MIN_SAVING) * least:
+            smallest.append(name)
+            least = peaks[name]
+    enough = (1 - MIN_SAVING) * fastest.cost.memory_bytes["peak"]
+    return list(dict.fromkeys((*smallest, *(n for n in by_time if peaks[n] <= enough))))
 
 
 def _list_described(

@@ -10,7 +10,7 @@ from explorer.address import settings
 from explorer.analysis.shortlist import add_chosen, are_equal, shortlist
 from explorer.components import frame, graphs, remedies
 from explorer.components.overview import launch, node, table
-from explorer.session import current_setup, pipeline_plan, proof, state
+from explorer.session import current_setup, less_memory, pipeline_plan, proof, state
 from explorer.text import units
 from planner_core.core import Note, NoteKind, Plan
 from planner_core.planning import Result, replicated_gpus
@@ -48,7 +48,7 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
     with right:
         table.show_table(result, plans, listed, chosen)
         launch.show_export_bar(result, chosen, plan)
-        if pipeline_plan.is_pending() or proof.is_pending(result):
+        if less_memory.is_pending() or pipeline_plan.is_pending() or proof.is_pending(result):
             _searches(result)
         for note in notes_of(result):
             st.caption(frame.escape(state.page_wording(note)))
@@ -57,8 +57,13 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
 
 @st.fragment(run_every=1.0)
 def _searches(result: Result) -> None:
-    """Draw a line for each search in the background; once one has an answer, the page shows it."""
-    if pipeline_plan.is_pending():
+    """Draw a line for the search in the background; once it has an answer, the page shows it."""
+    known = state.known_result(state.current_request())
+    if known and known.reasons.keys() != result.reasons.keys():
+        state.rerun_page()
+    elif less_memory.is_pending():
+        job, line = less_memory.start_search(), "Looking for less memory …"
+    elif pipeline_plan.is_pending():
         job, line = pipeline_plan.start_search(), "Looking at pipeline stages …"
     elif proof.is_pending(result):
         job, line = proof.start(result), "Proving the best plan …"

@@ -259,6 +259,7 @@ def _run_fold(args: argparse.Namespace) -> int:
 
 def _run_plan(args: argparse.Namespace) -> int:
     from planner_core.planning import (
+        add_less_memory,
         candidate_meshes,
         describe_front,
         exact_front,
@@ -287,6 +288,8 @@ def _run_plan(args: argparse.Namespace) -> int:
     result = plan_model(
         request, progress=_show_progress, show_first=None if args.json else partial(_show_first_plan, request)
     )
+    if args.pick not in (None, *(plan.name for plan in result.plans)):
+        result = add_less_memory(result, _show_progress)
     result = name_flags_in_result(result)
     chosen = _pick_plan(result.plans, args.pick) if args.pick else result.recommended
     times = simulate_steps(result)

@@ -14,7 +14,16 @@ each mesh, the search, the memory simulation, the baselines, pipeline stages. `c
     derived/    another plan made from a given one
 """
 
-from planner_core.planning.derived import edit, retarget_plan, shrink_config, shrunk_configs, small_mesh
+from planner_core.planning.derived import (
+    LESS_MEMORY,
+    WITH_RECOMPUTATION,
+    add_less_memory,
+    edit,
+    retarget_plan,
+    shrink_config,
+    shrunk_configs,
+    small_mesh,
+)
 from planner_core.planning.derived.edit import Editable
 from planner_core.planning.fitting.baselines import plan_baselines
 from planner_core.planning.fitting.for_tool import follow_tp_layout, runs_on_stock_tools

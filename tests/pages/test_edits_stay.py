@@ -165,6 +165,8 @@ def test_a_trade_off_does_not_become_another_plan_by_an_edit() -> None:
     for kept in ({"tab": "block"}, {"batch": 64, "plan": "trade-off-1"}):
         after, told = carry.apply_edit(values, kept)
         assert after["plan"] == kept.get("plan", "trade-off-2") and not told
+    after, told = carry.apply_edit({**values, "plan": "trade-off-with-recomputation-1"}, {"batch": 64})
+    assert after["plan"] == "" and len(told) == 1
     for stays in ("fsdp", "edited", "trade-off-2@batch:16"):
         assert carry.apply_edit({**values, "plan": stays}, {"batch": 64})[0]["plan"] == stays
 

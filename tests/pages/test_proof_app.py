@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 from explorer.address import settings
 from explorer.session import proof, state
 from planner_core.core import Plan
-from planner_core.planning import Progress, Request, Result
+from planner_core.planning import LESS_MEMORY, Progress, Request, Result
 from tests.support.app_test import AppTest
 from tests.support.plans import planned
 
@@ -38,7 +39,7 @@ def forget() -> Iterator[None]:
 def proven() -> Result:
     found = planned(Request("llama-3-8b", cluster="1x8-h100", layers=2, batch=64, seq=4096))
     assert found.searched.optimal
-    return found
+    return replace(found, reasons={**found.reasons, LESS_MEMORY: "searched"})  # else that search comes first
 
 
 def captions(at: AppTest) -> str:
@@ -84,6 +85,29 @@ def test_the_line_settles_when_the_gap_is_closed(monkeypatch: pytest.MonkeyPatch
         time.sleep(0.05)
     assert "the best plan, proven" in what_of_rows(at)
     assert state.known_result(state_request(at)) is proven
+
+
+def test_plans_of_less_memory_come_behind_the_first_answer() -> None:
+    """The five rows of the first page had none of less memory than FSDP where the answer fits without recomputation."""
+    at = AppTest.from_file(ENTRY, default_timeout=60)
+    at.query_params.update({**REQUEST, "batch": "32"})
+    at.run()
+    assert "Looking for less memory" in captions(at) and "trade-off; " not in what_of_rows(at)
+    for _ in range(100):
+        at.run()
+        if "Looking" not in captions(at):
+            break
+        time.sleep(0.05)
+    assert re.search("trade-off; .*recomputation", what_of_rows(at))
+
+
+def test_a_link_to_a_plan_of_less_memory_finds_it_at_once() -> None:
+    at = AppTest.from_file(ENTRY, default_timeout=60)
+    at.query_params.update({**REQUEST, "batch": "16", "plan": "trade-off-with-recomputation-1"})
+    at.run()
+    assert not at.exception and not at.warning
+    (drawn,) = (c.proto for c in at.get("bidi_component") if c.proto.component_name == "shardscope_plans")
+    assert json.loads(drawn.json)["chosen"] == "trade-off-with-recomputation-1"
 
 
 def test_a_gap_that_stays_open_is_said(monkeypatch: pytest.MonkeyPatch, proven: Result) -> None:

@@ -10,7 +10,15 @@ import pytest
 import planner_core as shardscope
 from explorer.text import glossary
 from planner_core.cli.main import main
-from planner_core.planning import Request, candidate_meshes, pipeline, plan_model, prepare_planner
+from planner_core.planning import (
+    FIRST_PASSES,
+    Request,
+    add_less_memory,
+    candidate_meshes,
+    pipeline,
+    plan_model,
+    prepare_planner,
+)
 from planner_core.planning.fitting.front import dominates, is_trade_off, plan_trade_offs, unseen_corners
 from planner_core.planning.pipeline import add_trade_offs
 
@@ -37,6 +45,26 @@ def test_no_baseline_beats_a_trade_off_that_is_shown_beside_it() -> None:
     found = plan_model(Request(model="t5-large", layers=2, cluster="2x8-v100-eth", precision="pure"))
     fit = [p for p in found.plans if p.fits]
     assert [p.name for p in fit if is_trade_off(p) and any(dominates(q, p) for q in fit)] == []
+
+
+def test_recomputation_adds_plans_of_less_memory_than_all_others() -> None:
+    """Where an answer fits without recomputation its search and its trade-offs have none."""
+    found = plan_model(Request(model="gpt2-xl", layers=4, cluster="2x8-h100", recompute="auto"), passes=FIRST_PASSES)
+    after = add_less_memory(found)
+    added = [p for p in after.plans if p not in found.plans]
+    assert added and [p for p in after.plans if p not in added] == [*found.plans]
+    assert [p.name for p in added] == [f"trade-off with recomputation {k + 1}" for k in range(len(added))]
+    assert all(is_trade_off(p) and any(b.recompute != "none" for b in p.blocks.values()) for p in added)
+    peaks = [min(p.cost.memory_bytes["peak"] for p in found.plans if p.fits)]
+    peaks += [p.cost.memory_bytes["peak"] for p in added]
+    assert peaks == sorted(peaks, reverse=True)
+    for plan in added:  # none of one stage that takes no more memory is quicker than a search within that memory says
+        within = replace(found.asked, memory_gb=plan.cost.memory_bytes["peak"] * 1.0001 / 1e9)
+        best = plan_model(within, passes={}).searched
+        assert best.bound is not None and plan.cost.gpu_time_s >= best.bound * (1 - 1e-9)
+    assert add_less_memory(after) is after
+    stated = plan_model(Request(model="gpt2-xl", layers=4, cluster="2x8-h100", recompute="none"), passes=FIRST_PASSES)
+    assert add_less_memory(stated).plans == stated.plans
 
 
 def test_corners_that_stages_beat_go_and_the_others_keep_their_numbers() -> None:
