@@ -56,8 +56,8 @@ def build_streams(
             if plan.pipeline
             else ([LANE_NAMES[s] for s in STREAMS], [_lane_item(w, texts) for w in step])
         )
-        cost = plan.cost
-        head = {"name": name, "told": units.seconds(cost.step_time_s), "step_s": cost.step_time_s}
+        step_s = sum(w.seconds for w in step if w.stream == "compute") if step else plan.cost.step_time_s
+        head = {"name": name, "told": _describe_step(step_s, plan), "step_s": step_s}
         drawn.append({**head, "lanes": lanes, "staged": plan.pipeline is not None, "works": works})
         descriptions.append(f"{name}: {recipe.describe_bubble(plan) if plan.pipeline else _describe_compute(step)}")
     kinds = [
@@ -70,6 +70,12 @@ def build_streams(
         "words": list(texts.words),
         "alt": f"One step in time. {'; '.join(descriptions)}",
     }
+
+
+def _describe_step(step_s: float, plan: Plan) -> str:
+    """Write the simulated step, and the price if it is written otherwise."""
+    drawn, priced = units.seconds(step_s), units.seconds(plan.cost.step_time_s)
+    return drawn if drawn == priced else f"{drawn} in the order of a run, priced at {priced}"
 
 
 def _lane_item(w: TraceWork, texts: _StringTable) -> list[float]:

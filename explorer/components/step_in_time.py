@@ -35,7 +35,7 @@ def show_steps(shown: Plans, homes: Mapping[str, Result]) -> None:
         for n, p in shown.items()
         if not p.pipeline
     }
-    alike = "All GPUs of a plan do the same; the lane “compute” adds up to the step. " if steps else ""
+    alike = "All GPUs of a plan do the same, in the order in which a run issues its work. " if steps else ""
     st.markdown("**The step in time**", help=f"{alike}Exposed: {glossary.GLOSSARY['exposed']}. {HOW_TO_MOVE}")
     for title, plan in titled.items():
         if plan.pipeline:

@@ -75,6 +75,7 @@ WORK: tuple[dict[str, Any], ...] = (
     _make_look("held up by weight traffic", "weight traffic", "exposed, the GPU is held up", _HELD, _DARK),
     _make_look("host", "waits for the host", "the GPU waits for the host", HOST_WAIT, _DARK),
     _make_look("optimizer", "optimizer", "updates", _UPDATE, _DARK),
+    _make_look("outside", "", "the GPU has no work"),
     _make_look("sends", "hidden traffic", "sends", _HELD, pale=True),
     _make_look("sends now", "", "sends, an operator waits", COMMUNICATION, _DARK),
     _make_look("forward", "forward", "forward", COMPUTE, _LIGHT),

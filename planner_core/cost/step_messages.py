@@ -276,6 +276,7 @@ def _internal_messages(block: Block, op: Op, site: SitePlan, model: CostModel, r
                     WAIT,
                     load=model.load(row) if c.kind == "all_to_all" else 1.0,
                     behind_s=behind,
+                    gradient=c.phase == "backward",
                 )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from planner_core.core import DeviceMesh
-from planner_core.cost import simulated
-from planner_core.cost.schedule.events import PendingGather
-from planner_core.cost.schedule.simulation import _Clock
+from planner_core.cost import Message, WorkKind, scheduled, scheduled_units, simulated, timed_step
+from planner_core.cost.schedule import simulation
+from planner_core.cost.schedule.events import PendingGather, Rank, Scheduled
 from planner_core.cost.schedule.units import BucketStage, ScheduledUnit
 from planner_core.planning import Request, Result
 from tests.support.plans import planned
@@ -17,11 +18,11 @@ from tests.support.plans import planned
 MS = 1e-3
 
 
-class Clock(_Clock):
+class Clock(simulation.Clock):
     """Units that compute as long, and stages that send as long, as the test says."""
 
     def __init__(self, contention: float, forward_s: float, backward_s: float) -> None:
-        super(_Clock, self).__init__()
+        super(simulation.Clock, self).__init__()
         self.now = self.free = 0.0
         self.ends, self.sending, self.pending = {}, [], []  # type: ignore[assignment]
         self.seconds = {"forward": forward_s, "backward": backward_s}
@@ -143,13 +144,53 @@ def test_no_step_is_shorter_than_its_compute_or_longer_than_all_work_one_after_t
         assert seconds < (c.compute_time_s + c.optimizer_time_s + c.comm_time_s) * 1.001
 
 
+class Log(simulation.Clock):
+    """Simulates every micro-batch, and keeps when each message of weights is sent."""
+
+    def step(self, units: Sequence[ScheduledUnit], micro_batches: int) -> None:
+        self.sent: list[tuple[str, tuple[int, ...], int, float, float]] = []
+        Rank.step(self, units, micro_batches)
+
+    def send(self, stage: BucketStage) -> None:
+        super().send(stage)
+        start, end = self.sending[-1]
+        self.sent.append((stage.kind, stage.axes, stage.num_bytes, start, end - start))
+
+
+@pytest.mark.slow(only=("bert", "t5"))
+def test_each_message_of_the_timed_step_is_one_of_the_simulation(result: Result) -> None:
+    """At its time too: what the messages of one list say, those of the other do."""
+    for plan in result.plans:
+        units, log = scheduled_units(plan, result.graph), Log(plan, result.graph)
+        log.run(units)
+        timed = timed_step(plan, result.graph, units)
+        sent = [w for w in timed if w.kind is WorkKind.SEND]
+        of_weights = [(w.sent, w.start_s, w.seconds) for w in sent if isinstance(w.sent, BucketStage)]
+        assert [(m.kind, m.axes, m.num_bytes) for m, _, _ in of_weights] == [m[:3] for m in log.sent]
+        assert [t for _, *times in of_weights for t in times] == pytest.approx([t for m in log.sent for t in m[3:]])
+        assert (
+            max(w.start_s + w.seconds for w in timed)
+            == pytest.approx(log.now)
+            == pytest.approx(simulated(plan, result.graph))
+        )
+        issued = [
+            e
+            for e in scheduled(plan, result.graph, micro_batches=int(plan.workload["accumulate"]))
+            if e.what == "issue"
+        ]
+        assert sum(m.packed for m, _, _ in of_weights) == sum(e.packed for e in issued)
+        at_operators = sum(w.sent.count for w in sent if isinstance(w.sent, Message))
+        assert at_operators == sum(isinstance(e, Scheduled) for e in issued)
+
+
 @pytest.mark.slow
-def test_micro_batches_between_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight micro-batches, four of them simulated, take as long as eight that are all simulated."""
+def test_micro_batches_between_are_alike() -> None:
+    """Eight micro-batches, three of them simulated, take as long as eight that are all simulated."""
     found = planned(Request("llama-3-8b", layers=2, batch=128, accumulate=8, recompute="full"))
-    short = {p.name: simulated(p, found.graph) for p in found.plans}
-    monkeypatch.setattr("planner_core.cost.schedule.simulation.STEADY", 8)
-    assert short == pytest.approx({p.name: simulated(p, found.graph) for p in found.plans}, rel=1e-9)
+    for plan in found.plans:
+        log = Log(plan, found.graph)
+        log.run(scheduled_units(plan, found.graph))
+        assert simulated(plan, found.graph) == pytest.approx(log.now, rel=1e-9), plan.name
 
 
 def test_faster_links_shorten_the_simulated_step() -> None:

@@ -2,7 +2,9 @@
 
 units           the parts of a forward pass, and the buckets of their weights and gradients
 events          what a rank issues and waits for, in order
+pass_work       what one pass through a unit computes and waits for, in order
 simulation      the seconds of that order, on two streams
+timed           the same step piece by piece, each with its time
 host            how long the GPU waits for the host that issues its kernels
 exposed         the parts of a step's exposed communication, by the form that the search minimises
 chunks          products in parts, each summed over GPUs beside the next (ATP)
@@ -24,6 +26,7 @@ from planner_core.cost.schedule.host import (
     price_with_host,
     seconds_waited_for_host,
 )
+from planner_core.cost.schedule.pass_work import WorkKind
 from planner_core.cost.schedule.pipeline import (
     Pass,
     PipelineTime,
@@ -49,3 +52,5 @@ from planner_core.cost.schedule.pipeline import (
     with_parts,
 )
 from planner_core.cost.schedule.simulation import simulated
+from planner_core.cost.schedule.timed import TimedWork, timed_step
+from planner_core.cost.schedule.units import BucketStage, Moved, ScheduledUnit, scheduled_units

@@ -260,8 +260,8 @@ class _Recorder(Rank):
         self.events: list[Event] = []
 
     def record_collective(self, what: str, stage: BucketStage) -> None:
-        kind, axes, num_bytes, packed = stage
-        self.events.append(Event(what, kind, self.mesh.name_of(axes), num_bytes, packed))
+        axis = self.mesh.name_of(stage.axes)
+        self.events.append(Event(what, stage.kind, axis, stage.num_bytes, stage.packed))
 
     def launch_issued(self) -> None:
         """What was issued is recorded one by one."""

@@ -12,53 +12,69 @@ The second runs beside it: 10 + 0.4 ms. The forward pass takes 4 + 10.4 + 10 = 2
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner_core.core import Graph, Plan
 from planner_core.cost.communication.collectives import collective_time
-from planner_core.cost.model import CostModel, cost_model_of
+from planner_core.cost.model import cost_model_of
 from planner_core.cost.resolved_ops import block_of
 from planner_core.cost.schedule.events import Rank
+from planner_core.cost.schedule.pass_work import PassWork, WorkKind, list_backward, list_forward
 from planner_core.cost.schedule.units import BucketStage, ScheduledUnit, join_chains, scheduled_units
-from planner_core.cost.step import op_and_weight_seconds
-from planner_core.cost.step import priced_units as priced_units
-from planner_core.cost.step_messages import recomputed_ops, waited_message_seconds
-
-STEADY = 4
-"""Number of micro-batches that are simulated: the first, two between, and the last. Each other one takes as long as the second of the
-two between."""
+from planner_core.cost.step import priced_units
 
 
 def simulated(plan: Plan, graph: Graph) -> float:
     """Return the seconds of one training step of `plan`, by simulation. Raises InputError for a plan of another model."""
     if plan.pipeline:
         return plan.cost.step_time_s  # which is simulated already
-    model = cost_model_of(plan)
-    units, clock = scheduled_units(plan, graph), _Clock(plan, graph, model)
-    count = min(model.workload.accumulate, STEADY)
-    ends = []
-    for number in range(count):
-        clock.micro_batch(units, number == 0, number == count - 1)
-        ends.append(clock.now)
-    # Example: of 16 micro-batches 4 are simulated, and each of the other 12 takes as long as the third.
-    # The second still sees what the first left on its way, so the third is the one that repeats.
-    between = ends[2] - ends[1] if count == STEADY else 0.0
-    optimizer = sum(u.copies * (u.optimizer_s + u.outside_s) for u in priced_units(plan.blocks, graph, model))
-    return clock.now + (model.workload.accumulate - count) * between + optimizer + plan.cost.host_wait_s
+    clock = Clock(plan, graph)
+    clock.run(scheduled_units(plan, graph))
+    return clock.now
 
 
-class _Clock(Rank):
+class Clock(Rank):
     """Measures the time after each piece of work."""
 
-    def __init__(self, plan: Plan, graph: Graph, model: CostModel) -> None:
+    def __init__(self, plan: Plan, graph: Graph) -> None:
         super().__init__()
-        self.plan, self.graph, self.model = plan, graph, model
+        self.plan, self.graph, self.model = plan, graph, cost_model_of(plan)
         self.now = self.free = 0.0
-        self.contention = model.contention
+        self.contention = self.model.contention
         self.ends: dict[BucketStage, list[float]] = {}
         self.sending: list[tuple[float, float]] = []
         self.pending: list[BucketStage] = []
-        self.known: dict[tuple[str, str, str], float] = {}
+        self.known: dict[tuple[str, str, str], tuple[PassWork, ...]] = {}
+
+    def run(self, units: Sequence[ScheduledUnit]) -> None:
+        """One training step with its optimizer."""
+        self.step(units, self.model.workload.accumulate)
+        priced = priced_units(self.plan.blocks, self.graph, self.model)
+        self.finish(WorkKind.OPTIMIZER, sum(u.copies * u.optimizer_s for u in priced))
+        self.finish(WorkKind.OUTSIDE, sum(u.copies * u.outside_s for u in priced))
+        self.finish(WorkKind.HOST, self.plan.cost.host_wait_s)
+
+    def step(self, units: Sequence[ScheduledUnit], micro_batches: int) -> None:
+        """One training step, without its optimizer. Of the micro-batches between the first and the last one is simulated."""
+        self.micro_batch(units, True, micro_batches == 1)
+        if micro_batches > 2:
+            begin = self.now
+            self.micro_batch(units, False, False)
+            self.repeat(micro_batches - 3, self.now - begin)
+        if micro_batches > 1:
+            self.micro_batch(units, False, True)
+
+    def repeat(self, times: int, seconds: float) -> None:
+        """Let as many micro-batches pass that are like the last one, which took `seconds`."""
+        # At the end of a micro-batch a rank has waited for all that it issued, so each one begins like the one before.
+        self.now += times * seconds
+
+    def finish(self, kind: WorkKind, seconds: float) -> None:
+        """Let the time pass of what a rank does when the last micro-batch is over."""
+        self.now += seconds
 
     def record_collective(self, what: str, stage: BucketStage) -> None:
+        """Issue a collective of weights, or wait for it."""
         if what == "issue":
             self.pending.append(stage)
             return
@@ -74,19 +90,26 @@ class _Clock(Rank):
             together.setdefault((stage.kind, stage.axes), []).append(stage)
         self.pending = []
         for stages in together.values():
-            # One stream sends one message after the other, so this one also waits for those before it.
-            start = max(self.now, self.free)
-            self.free = start + self._collective_seconds(join_chains((stage,) for stage in stages)[0])
-            self.sending.append((start, self.free))
+            self.send(join_chains((stage,) for stage in stages)[0])
             for stage in stages:
                 self.ends.setdefault(stage, []).append(self.free)
+
+    def send(self, stage: BucketStage) -> None:
+        """Send one message."""
+        # One stream sends one message after the other, so this one also waits for those before it.
+        start = max(self.now, self.free)
+        self.free = start + self._collective_seconds(stage)
+        self.sending.append((start, self.free))
 
     def begin_unit(self, what: str, unit: str) -> None:
         """The begin of a unit takes 0 s."""
 
     def run_unit(self, unit: ScheduledUnit, phase: str) -> None:
-        """Run a pass through a unit, which is delayed while the other stream sends."""
-        left = self._undisturbed_seconds(unit, phase)
+        """Run a pass through a unit."""
+        self.compute(self._undisturbed_seconds(unit, phase))
+
+    def compute(self, left: float) -> None:
+        """Do `left` seconds of work on the compute stream, which is delayed while the other stream sends."""
         k = self.contention
         for start, end in self.sending:
             if end <= self.now or left <= 0:
@@ -100,18 +123,22 @@ class _Clock(Rank):
         self.now += left
         self.sending = [(start, end) for start, end in self.sending if end > self.now]
 
-    def _collective_seconds(self, stage: BucketStage) -> float:
-        return collective_time(stage.kind, stage.num_bytes, self.model.link(stage.axes))[0]
-
-    def _undisturbed_seconds(self, unit: ScheduledUnit, phase: str) -> float:
-        """Return the seconds of a pass through a unit without traffic beside it: operators, and collectives for which they wait."""
-        # Copies of one label take equally long. The parts of the top block differ, so their first operator tells them apart.
+    def pass_through(self, unit: ScheduledUnit, phase: str) -> tuple[PassWork, ...]:
+        """Return what a pass through a unit does: operators, and collectives for which they wait."""
+        # Copies of one label do the same. The parts of the top block differ, so their first operator tells them apart.
         key = (unit.label, phase, "" if unit.label else unit.ops[0].name)
         if key not in self.known:
-            bp, block, back = self.plan.blocks[unit.label], block_of(self.graph, unit.label), phase == "backward"
-            reruns = recomputed_ops(block, bp)
-            self.known[key] = sum(op_and_weight_seconds(block, op, bp, reruns, self.model)[back] for op in unit.ops)
-            self.known[key] += sum(
-                waited_message_seconds(m, self.model) for m in (unit.backward if back else unit.forward)
-            )
+            block, bp = block_of(self.graph, unit.label), self.plan.blocks[unit.label]
+            if phase == "forward":
+                work = list_forward(block, unit.ops, bp, unit.forward, self.model)
+            else:
+                work = list_backward(block, unit.ops, bp, unit.backward, self.model)
+            self.known[key] = tuple(work)
         return self.known[key]
+
+    def _undisturbed_seconds(self, unit: ScheduledUnit, phase: str) -> float:
+        """Return the seconds of a pass through a unit without traffic beside it."""
+        return sum(work.seconds for work in self.pass_through(unit, phase))
+
+    def _collective_seconds(self, stage: BucketStage) -> float:
+        return collective_time(stage.kind, stage.num_bytes, self.model.link(stage.axes))[0]

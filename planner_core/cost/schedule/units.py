@@ -9,29 +9,45 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from operator import attrgetter
 from typing import NamedTuple
 
 from planner_core.core import Block, Call, Cluster, Graph, Op, Plan, root
 from planner_core.cost.model import SMALL_BYTES, cost_model_of
 from planner_core.cost.resolved_ops import block_of
-from planner_core.cost.step_messages import WAIT, Message, messages
+from planner_core.cost.step_messages import ONCE, WAIT, Message, messages
 from planner_core.cost.units import split_into_units
+
+Identity = tuple[str, int]
+"""A weight of the model: the prefix of the block that holds it, and its number there."""
+
+
+class Moved(Enum):
+    """What a collective moves of its weights."""
+
+    WEIGHTS = "weights"
+    COPIES = "working copies"
+    GRADIENTS = "gradients"
 
 
 class BucketStage(NamedTuple):
-    """One collective of a bucket of `packed` weights."""
+    """One collective of a bucket of `weights`, of which one that is used twice stands there twice."""
 
     kind: str
     axes: tuple[int, ...]
     num_bytes: int
-    packed: int = 1
+    weights: tuple[Identity, ...] = ()
+    moved: Moved = Moved.WEIGHTS
+
+    @property
+    def packed(self) -> int:
+        """The number of weights, or gradients, that it carries."""
+        return len(self.weights)
 
 
 Chain = tuple[BucketStage, ...]
 """The collectives of one weight, or of one bucket, one after the other."""
-Identity = tuple[str, int]
-"""A weight of the model: the prefix of the block that holds it, and its number there."""
 
 
 @dataclass(eq=False)
@@ -143,17 +159,18 @@ class _UnitBuilder:
             value = block.values[number]
             if value.kind != "parameter":
                 continue
+            weight = ("", outer[number]) if number in outer else (prefix, number)
             mine = [m for m in sent if m.category != WAIT and m.weight == value.name]
             back = [m for m in mine if m.phase == "backward"]
             unit.uses.append(
                 ScheduledUse(
-                    ("", outer[number]) if number in outer else (prefix, number),
+                    weight,
                     value.meta.dtype,
                     self.workload.summed_in(value.meta.dtype),
                     value.grad,
-                    _make_chain(m for m in mine if m.phase == "forward"),
-                    _make_chain(m for m in back if not m.gradient),
-                    _make_chain(m for m in back if m.gradient),
+                    _make_chain(weight, (m for m in mine if m.phase == "forward")),
+                    _make_chain(weight, (m for m in back if not m.gradient)),
+                    _make_chain(weight, (m for m in back if m.gradient)),
                 )
             )
 
@@ -204,8 +221,8 @@ class _UnitBuilder:
     def _chain_once(self, use: ScheduledUse, phase: str) -> Chain:
         prefix, number = use.weight
         label = self.labels[prefix]
-        block = block_of(self.graph, label)
-        return _make_chain(m for m in self.once[label, block.values[number].name] if m.phase == phase)
+        sent = (m for m in self.once[label, block_of(self.graph, label).values[number].name] if m.phase == phase)
+        return _make_chain(use.weight, sent)
 
 
 @dataclass(frozen=True)
@@ -247,8 +264,14 @@ _gather, _regather, _reduce = attrgetter("gather"), attrgetter("regather"), attr
 _dtype, _gradient_dtype = attrgetter("dtype"), attrgetter("gradient_dtype")
 
 
-def _make_chain(sent: Iterable[Message]) -> Chain:
-    return tuple(BucketStage(m.kind, m.axes, m.num_bytes) for m in sent)
+def _make_chain(weight: Identity, sent: Iterable[Message]) -> Chain:
+    return tuple(BucketStage(m.kind, m.axes, m.num_bytes, (weight,), _moved_by(m)) for m in sent)
+
+
+def _moved_by(m: Message) -> Moved:
+    if m.gradient:
+        return Moved.GRADIENTS
+    return Moved.COPIES if m.category == ONCE else Moved.WEIGHTS
 
 
 Chained = Callable[[ScheduledUse], Chain]
@@ -277,7 +300,9 @@ def _make_chains(groups: Iterable[list[ScheduledUse]], chain_of: Chained) -> lis
 def join_chains(chains: Iterable[Chain]) -> Chain:
     """One chain for weights, or buckets, that take the same steps."""
     return tuple(
-        BucketStage(stage[0].kind, stage[0].axes, sum(s.num_bytes for s in stage), sum(s.packed for s in stage))
+        stage[0]._replace(
+            num_bytes=sum(s.num_bytes for s in stage), weights=tuple(weight for s in stage for weight in s.weights)
+        )
         for stage in zip(*chains, strict=True)
     )
 
