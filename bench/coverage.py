@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -145,7 +145,7 @@ def _measure(model_type: str, cls: str, answers: bool, tell: Any) -> None:
             dtype=dtype,
             tokens=graph.workload["seq"],
             assumptions=list(graph.assumptions),
-            unknown=dict(Counter(_unknown(planner))),
+            unknown=dict(Counter(op.fn for block in planner.strategies.values() for op in block.unknown)),
         )
 
     try:
@@ -229,15 +229,6 @@ def tokens(config: dict[str, Any]) -> int:
     names = ("max_position_embeddings", "n_positions", "max_target_positions")
     most = [config[n] for n in names if isinstance(config.get(n), int) and config[n] > 1]
     return SEQ if not most or min(most) > SEQ else min(most) // 2
-
-
-def _unknown(planner: Any) -> Iterable[str]:
-    from planner_core.ops import rule_of
-
-    for part in (planner.coarse.top, *planner.coarse.blocks.values()):
-        for op in part.block.ops:
-            if not rule_of(op, part.block.values).is_known:
-                yield op.fn
 
 
 def plainly(model_type: str, cls: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from explorer.graph.scene import Node, Scene
 from explorer.text import units, words
-from planner_core.core import BlockLabel, BlockPlan, Graph, Plan
+from planner_core.core import BlockLabel, BlockPlan, Graph, Op, Plan
 from planner_core.cost import Message, MessageSource, cost_model_of, messages
 
 
@@ -70,13 +70,13 @@ def _message_json(m: Message, plan: Plan) -> dict[str, Any]:
     }
 
 
-def nodes_without_rule(drawing: Scene, unknown: tuple[str, ...]) -> dict[str, str]:
-    """Return the nodes with an op that no rule splits, and a sentence about each (see `pipeline.Result.unknown_ops`)."""
-    missing = set(unknown)
+def nodes_without_rule(drawing: Scene, unknown: Iterable[tuple[str, Op]]) -> dict[str, str]:
+    """Return the nodes with an op that no rule splits, and a sentence about each (`Result.unknown_ops`)."""
+    missing = {(block, op.name) for block, op in unknown}
     sentences = {}
     for scope, content in drawing.scopes.items():
         for n in (p.node for p in content.nodes):
-            fns = dict.fromkeys(op.fn for op in n.ops if (f"{scope}:{op.name}" if scope else op.name) in missing)
+            fns = dict.fromkeys(op.fn for op in n.ops if (scope, op.name) in missing)
             if fns:
                 sentences[n.id] = (
                     f"no rule for {', '.join(fns)}: runs whole on every GPU, which may cost more than needed"

@@ -36,7 +36,7 @@ class BlockStrategies:
 
     groups: tuple[GroupStrategy, ...]
     segments: SegmentMap
-    unknown: tuple[str, ...]
+    unknown: tuple[Op, ...]
 
 
 def block_strategies(coarse: CoarseBlock, whole: Set[ValueDim] = frozenset()) -> BlockStrategies:
@@ -47,7 +47,7 @@ def block_strategies(coarse: CoarseBlock, whole: Set[ValueDim] = frozenset()) ->
     if whole:
         table = {op.name: tuple(r for r in table[op.name] if not whole & _sharded_dims(op, r)) for op in block.ops}
     segments = _propagate_segments(block, table)
-    unknown = tuple(op.name for op in block.ops if not rule_of(op, block.values).is_known)
+    unknown = tuple(op for op in block.ops if not rule_of(op, block.values).is_known)
     groups = []
     for group in coarse.groups:
         ops = tuple(op for i in group.items if isinstance(op := block.items[i], Op))

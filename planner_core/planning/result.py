@@ -30,7 +30,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner_core.core import Cluster, DeviceMesh, Graph, Note, Plan, Workload, axis_names
+from planner_core.core import Cluster, DeviceMesh, Graph, Note, Op, Plan, Workload, axis_names
 from planner_core.cost import Component
 from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.for_tool import runs_on_stock_tools
@@ -208,9 +208,9 @@ class Result:
         return _dropped_by_reason(self.candidates, self.planner.budget)
 
     @property
-    def unknown_ops(self) -> tuple[str, ...]:
-        """The call sites of operators without a rule, as "block:site"."""
-        return _unknown_sites(self.planner)
+    def unknown_ops(self) -> tuple[tuple[str, Op], ...]:
+        """The operators without a rule, each with the name of its block."""
+        return tuple((name, op) for name, block in self.planner.strategies.items() for op in block.unknown)
 
 
 def _choose_among_ties(result: Result) -> Choice:
@@ -328,8 +328,3 @@ def _dropped_by_reason(candidates: Iterable[Candidates], budget: float) -> dict[
         counts["memory"] += int((runs & ~fits).sum())
         counts["dominated"] += int((runs & fits & ~c.on_front).sum()) + beaten
     return counts
-
-
-def _unknown_sites(planner: Planner) -> tuple[str, ...]:
-    """Return the call sites of operators without a rule, as "block:site"."""
-    return tuple(f"{block}:{site}" if block else site for block, s in planner.strategies.items() for site in s.unknown)

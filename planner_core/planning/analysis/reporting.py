@@ -96,7 +96,7 @@ def plan_report(result: Result, budget: Budget | None = None, times: Sequence[fl
             "dropped": dict(result.dropped),
         },
         "choice": choice_summary(result.choice),
-        "unknown_ops": list(result.unknown_ops),
+        "unknown_ops": [f"{block}:{op.name}" if block else op.name for block, op in result.unknown_ops],
         "notes": [note.sentence for note in result.notes],
         "uneven_batch": None if result.uneven_batch is None else asdict(result.uneven_batch),
         "reasons": dict(result.reasons),
@@ -467,11 +467,9 @@ def unknown_ops(result: Result) -> str:
     """Return a sentence about the operators without a rule: how often each runs in a step, and where it is first. Empty if all have one."""
     runs: Counter[str] = Counter()
     first: dict[str, str] = {}
-    for name in result.unknown_ops:
-        block, _, site = name.rpartition(":")
-        fn = site.rpartition("/")[2].partition(".")[0]
-        runs[fn] += result.graph.num_repeats.get(block, 1)
-        first.setdefault(fn, " of ".join(filter(None, (site, block))))
+    for block, op in result.unknown_ops:
+        runs[op.fn] += result.graph.num_repeats.get(block, 1)
+        first.setdefault(op.fn, " of ".join(filter(None, (op.name, block))))
     if not runs:
         return ""
     counts = ", ".join(f"{fn} ×{count} (first at {first[fn]})" for fn, count in runs.most_common())
