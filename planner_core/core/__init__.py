@@ -52,7 +52,16 @@ from planner_core.core.graph import (
     with_result_as_output,
 )
 from planner_core.core.graph_json import graph_from_json, graph_to_json
-from planner_core.core.mesh import ONE_RANK, DeviceMesh, PipelineAxis, axis_names, divisors, mesh_shapes, parse_mesh
+from planner_core.core.mesh import (
+    MAX_AXES,
+    ONE_RANK,
+    DeviceMesh,
+    PipelineAxis,
+    axis_names,
+    divisors,
+    mesh_shapes,
+    parse_mesh,
+)
 from planner_core.core.placement import (
     P,
     Partial,

@@ -11,7 +11,8 @@ from planner_core.core.workload.options import named
 
 _Of = TypeVar("_Of")
 MAX_AXES = 4
-"""Axes of a mesh that is searched (docs/SEARCH.md, section 9)."""
+"""Axes of a mesh that is searched or priced (docs/SEARCH.md, section 9). On more an operator has too many strategies, and a weight too many
+states."""
 
 
 @dataclass(frozen=True, slots=True)

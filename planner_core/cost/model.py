@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core import (
+    ITEM_BYTES,
     ONE_RANK,
     Cluster,
     DeviceMesh,
@@ -30,7 +31,6 @@ from planner_core.ops import Row
 
 Array = NDArray[np.float64]
 LATE = "late"
-FLOAT32_BYTES = 4
 SMALL_BYTES = 2**17
 """Bytes of the gradients of a unit that are too few for a message of their own."""
 
@@ -106,7 +106,7 @@ class CostModel:
     def summed_item(self, item_bytes: int) -> int:
         """Return the bytes per element of a weight's gradient as it is sent. `item_bytes` is that of the dtype that computes."""
         gradient_bytes = self.workload.gradient_item(item_bytes)
-        return max(gradient_bytes, FLOAT32_BYTES) if self.late_sums else gradient_bytes
+        return max(gradient_bytes, ITEM_BYTES["float32"]) if self.late_sums else gradient_bytes
 
     @property
     def step_time(self) -> StepTime:

@@ -12,7 +12,6 @@ from planner_core.core.workload.software import Software
 
 DEFAULT_PRECISION = "mixed"
 """The precision of what is asked without one: what people train with."""
-FLOAT32_BYTES = 4
 CHOSEN = ("dtype", "optimizer", "zero", "recompute", "precision", "chunks")
 """Fields that have one of the values that their option lists."""
 USUAL_VALUES = {
@@ -96,7 +95,7 @@ class Workload(Software):
     def kept_item(self, item_bytes: int) -> int:
         """Return the bytes per element of a stored parameter and of each moment. `item_bytes` is that of the compute dtype."""
         # `max`: a float64 model in mixed precision keeps its 8 bytes, and does not shrink to float32.
-        return max(item_bytes, FLOAT32_BYTES) if keeps_masters(self.optimizer, self.precision) else item_bytes
+        return max(item_bytes, ITEM_BYTES["float32"]) if keeps_masters(self.optimizer, self.precision) else item_bytes
 
     def gradient_item(self, item_bytes: int) -> int:
         """Return the bytes per element of a gradient while it is summed. `item_bytes` is that of the compute dtype."""

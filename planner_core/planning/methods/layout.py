@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from planner_core.core import (
+    MAX_AXES,
     ONE_EACH,
     ONE_RANK,
     SCHEDULES,
@@ -81,8 +82,6 @@ SHARDED = 3
 """The stage in which weights are sharded too."""
 EXAMPLE = "dp=2,fsdp=8,tp=4,sp"
 MOST_RANKS = 100_000
-MOST_AXES = 4
-"""On more mesh axes an operator has too many strategies, and a weight too many states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,11 +395,11 @@ def check_layout(layout: Layout, cluster: Cluster) -> None:
         )
         where = Term("cluster", "", None, cluster.name)
         raise InputError(layout.term, f" takes {layout.num_gpus} GPUs, but ", where, f" has {cluster.num_gpus}; ", hint)
-    if len(layout.degrees) > MOST_AXES:
+    if len(layout.degrees) > MAX_AXES:
         roles = ", ".join(role for role, _ in layout.degrees)
         raise InputError(
             layout.term,
-            f" makes a mesh of {len(layout.degrees)} axes ({roles}), and at most {MOST_AXES} can be priced; say all ranks ",
+            f" makes a mesh of {len(layout.degrees)} axes ({roles}), and at most {MAX_AXES} can be priced; say all ranks ",
             "of dp as fsdp, or leave one of ep, cp and tp out",
         )
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-from planner_core.core import Cluster, Graph, InputError, Sentence, Term, divisors, named
-from planner_core.planning.methods.layout import CP_TYPES, MOST_AXES, SHARDED, WHOLE_STAGES, Layout, Space
+from planner_core.core import MAX_AXES, Cluster, Graph, InputError, Sentence, Term, divisors, named
+from planner_core.planning.methods.layout import CP_TYPES, SHARDED, WHOLE_STAGES, Layout, Space
 from planner_core.planning.methods.legality import may_state
 from planner_core.planning.methods.pair_forms import PAIR_FORMS
 
@@ -89,7 +89,7 @@ def tool_spaces(
         return ()
     check_tool(tool)
     long = _are_long_or_few(seq or 0, batch, cluster.num_gpus)
-    layouts = (x for x in TOOLS[tool](cluster.num_gpus) if (long or x.cp == 1) and len(x.degrees) <= MOST_AXES)
+    layouts = (x for x in TOOLS[tool](cluster.num_gpus) if (long or x.cp == 1) and len(x.degrees) <= MAX_AXES)
     return tuple(layout.space() for layout in layouts)
 
 
