@@ -223,7 +223,7 @@ def note_whole_batch(plan: Plan, graph: Graph) -> tuple[str, ...]:
 
 def _has_samples(value: Value, graph: Graph) -> bool:
     """Return whether an input has the samples of the planned batch in its first dim. A buffer of the same length is not an input."""
-    return value.meta.shape[:1] == (graph.workload["batch"],) and not value.name.startswith("buffer:")
+    return value.meta.shape[:1] == (graph.workload["batch"],) and not value.is_buffer
 
 
 def take_better_baseline(draft: Draft) -> tuple[Draft, str]:

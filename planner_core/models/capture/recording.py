@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from planner_core.core import Attr, TensorMeta, Value
+from planner_core.core import BUFFER, Attr, TensorMeta, Value
 from planner_core.models.hooks.torch_private import storage_id
 
 Renumber = Callable[[int], int]
-BUFFER = "buffer:"  # name prefix of a constant that is a buffer of the model
 CHECKPOINT = "checkpoint"
 """The kind of a scope that is not a module call: what a checkpoint in the model's code runs, and recomputes in backward."""
 MAX_SMALL_MODULES = 7

@@ -11,8 +11,8 @@ import weakref
 import torch
 from torch import nn
 
-from planner_core.core import TensorMeta, Value
-from planner_core.models.capture.recording import BUFFER, Recording
+from planner_core.core import BUFFER, TensorMeta, Value
+from planner_core.models.capture.recording import Recording
 from planner_core.models.hooks.input_values import InputValues
 from planner_core.models.hooks.model_parts import list_buffers, list_parameters
 from planner_core.models.hooks.torch_private import storage_id
@@ -136,7 +136,7 @@ class ValueTable:
     def is_buffer(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is a whole buffer of the model, possibly written since, and not a view of one."""
         number = self.find(tensor)
-        return number is not None and self.recording.values[number].name.startswith(BUFFER)
+        return number is not None and self.recording.values[number].is_buffer
 
     def is_stored(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is a constant, possibly written since, and neither a weight nor computed."""

@@ -17,11 +17,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core import Block, Call, Op, Value
+from planner_core.core import BUFFER, Block, Call, Op, Value
 from planner_core.models.capture.build.bodies import BodyKey, CanonicalBody, ScopeNode
 from planner_core.models.capture.build.literals import common_attrs, without_float_values
 from planner_core.models.capture.recording import (
-    BUFFER,
     CHECKPOINT,
     MAX_SMALL_MODULES,
     Record,
@@ -154,7 +153,7 @@ class GraphBuilder:
             first = stores.setdefault(self.recording.storage_root(vid), body.order[vid])
             # Which values share memory is part of the key: a copy that makes a view is not equal to one that makes a tensor.
             storage = first if inside and first != body.order[vid] else None
-            name = value.name[len(BUFFER) + len(scope.path) :] if value.name.startswith(BUFFER) and inside else ""
+            name = value.name[len(BUFFER) + len(scope.path) :] if value.is_buffer and inside else ""
             return ("n", value.kind, value.meta, value.grad, inside, storage, name)
 
         for r in records:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from planner_core.core import Attr, PlannerError
+from planner_core.core import BUFFER, Attr, PlannerError
 from planner_core.models.capture.attributes import describe
 from planner_core.models.capture.checks import refusals
 from planner_core.models.capture.checks.explain import CurrentCall, explain_error
@@ -43,7 +43,7 @@ from planner_core.models.capture.record.checkpoints import name_checkpoint_parts
 from planner_core.models.capture.record.fused_kernels import OpaqueFunctions, attend_on_meta, saved_by_kernel
 from planner_core.models.capture.record.graph_writer import GraphWriter
 from planner_core.models.capture.record.listener import CallKind, FunctionCall, PassListener
-from planner_core.models.capture.recording import BUFFER, Record, Recording, Scope
+from planner_core.models.capture.recording import Record, Recording, Scope
 from planner_core.models.capture.replay import Replayer
 from planner_core.models.capture.values import BEFORE_PASS, ValueTable
 from planner_core.models.hooks import AssumeFinite, meta_kernels, normalize_call, rewrite_call  # noqa: F401 - registers
@@ -361,9 +361,7 @@ class Recorder(TorchFunctionMode):
         scope, values = self.scopes.frame.scope, self.recording.values
         root = self.recording.storage_root(number)
         outlives = values[root].kind == "constant" and self.recording.birth_times[root] == BEFORE_PASS
-        refusals.check_target(
-            scope, values[root], outlives and not values[root].name.startswith(BUFFER), root in self.values.inputs
-        )
+        refusals.check_target(scope, values[root], outlives and not values[root].is_buffer, root in self.values.inputs)
         if self.replayer:
             when = number if values[number].kind == "activation" else BEFORE_PASS
             self.replayer.note_write(target, when, computed=True)

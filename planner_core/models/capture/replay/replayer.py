@@ -25,8 +25,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from planner_core.core import BUFFER
 from planner_core.models.capture.record.graph_writer import GraphWriter
-from planner_core.models.capture.recording import BUFFER, Replay, Scope, is_within, walk_scopes
+from planner_core.models.capture.recording import Replay, Scope, is_within, walk_scopes
 from planner_core.models.capture.replay.tokens import Tokens, relative_token, signature
 from planner_core.models.capture.values import ValueTable
 from planner_core.models.hooks import callsites as sites
