@@ -65,6 +65,7 @@ from planner_core.search import (
     TO_THE_END,
     Answer,
     SearchLimits,
+    check_bound,
     describe_gap,
     fit_simulated_memory,
     infeasible_answer,
@@ -313,9 +314,11 @@ class Planner:
             if pipeline
             else price_with_host(blocks, self.graph, model, self.coarse)
         )
-        aim = METHODS.get(method, EXACT).describe_aim(objective)
+        how, fits = METHODS.get(method, EXACT), cost.memory_bytes["peak"] <= self.budget
+        if fits and pipeline is None and not how.by_volume:  # else the bound is of equal links
+            check_bound(objective_value(objective, cost.gpu_time_s, cost.comm_time_s), answer.bound, name)
         # Nothing is below 0 bytes. What is left of value and bound are the seconds that break ties, and their gap is none of bytes.
-        sends_nothing = aim is not None and not cost.comm_time_s
+        sends_nothing = how.describe_aim(objective) is not None and not cost.comm_time_s
         return Plan(
             name=name,
             method=method,
@@ -328,8 +331,8 @@ class Planner:
             mesh=named_mesh(model.mesh, blocks),
             blocks=blocks,
             cost=cost,
-            fits=cost.memory_bytes["peak"] <= self.budget,
-            notes=(SENDS_NOTHING,) if sends_nothing else _proof_notes(problem, answer, aim),
+            fits=fits,
+            notes=(SENDS_NOTHING,) if sends_nothing else _proof_notes(problem, answer, how.describe_aim(objective)),
             bound=answer.bound,
             pipeline=with_parts(pipeline, self.graph) if pipeline else None,
         )

@@ -31,6 +31,7 @@ from planner_core.search.folded_solver import (
     total_of_copies,
 )
 from planner_core.search.lagrangian import (
+    check_bound,
     describe_excess,
     describe_gap,
     find_least_memory,

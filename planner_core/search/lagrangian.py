@@ -34,6 +34,9 @@ from planner_core.search.objective import OBJECTIVES, TIE, Objective, least_memo
 
 MAX_PRICES = 16
 """Prices of memory that are tried at one end of the step."""
+BOUND_NOISE, BOUND_NOISE_S = 1e-5, 1e-11
+"""Share by which a bound may be above the value of a plan, and seconds: the costs of one plan are added up in several orders, bounds hold
+up to ties of 1e-6 (`TIE`), and of plans that send nothing only the seconds that break ties are left."""
 FORWARD, BACKWARD = Component.AFTER_FORWARD, Component.AFTER_BACKWARD
 Edge = tuple[Assignment, Assignment]
 """Two assignments that cost the same at a price of memory, above which no other one is cheaper: one above the budget, one within it."""
@@ -81,8 +84,16 @@ def memory_bytes(a: Assignment) -> float:
     return float(max(a.totals[FORWARD], a.totals[BACKWARD]))
 
 
+def check_bound(value: float, bound: float, of: str = "a plan") -> None:
+    """Raise AssertionError if `bound`, which no plan of a request may be below, is above the value of one: a fault of the search."""
+    assert bound <= value * (1 + BOUND_NOISE) + BOUND_NOISE_S, (
+        f"the bound of {bound!r} is above the value {value!r} of {of}"
+    )
+
+
 def describe_excess(value: float, bound: float, least: str) -> str:
     """Return how far a plan's value may be above the value that no plan is below, in words."""
+    check_bound(value, bound)
     percent = float(f"{100 * (value - bound) / max(bound, 1e-30):.2g}")  # two digits, but 120 and not 1.2e+02
     return f"at most {percent:g} % above the {least}"
 
@@ -152,6 +163,8 @@ class _BudgetedSearch:
         bound = a.bound - allowed
         if bound > self.bound:
             self.bound, self.objective_at_bound = bound, replace(objective, exact=True)
+        if self.best is not None:
+            check_bound(self.best.seconds, self.bound, "an assignment within the budget")
 
     def solve_without_budget(self) -> Assignment | None:
         """Return the best assignment of any memory. If it does not fit, its gap stays open, since prices of memory do the rest;

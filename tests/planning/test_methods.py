@@ -32,7 +32,7 @@ from planner_core.planning.methods.restrictions import (
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
-from planner_core.search import make_objective, search_within_budget
+from planner_core.search import describe_gap, make_objective, search_within_budget
 from planner_core.search.network import Network, allow_only
 from tests.support.plans import planned, search_alone, searched, with_ample_memory
 
@@ -318,6 +318,21 @@ def test_a_baseline_that_the_search_missed_is_taken() -> None:
     short = replace(best, fits=False)
     taken = better_of_baselines(short, [replace(usual, fits=False), usual])
     assert taken.blocks == usual.blocks and taken.fits and taken.bound is None and "fits" in taken.notes[0].sentence
+
+
+def test_a_bound_above_a_plan_raises() -> None:
+    """No plan of a request is below its bound, so a plan that is tells of a fault: no report is made of it."""
+    planner = plans("gpt2-xl", 1)[0]
+    problem = planner.problem(candidate_meshes(planner.request, planner.cluster)[0])
+    answer = planner.solve(problem, "time")
+    plan = planner.plan(problem, answer, "best", "exact", "time")
+    high = answer.value * 1.001
+    with pytest.raises(AssertionError, match="of best"):
+        planner.plan(problem, replace(answer, bound=high), "best", "exact", "time")
+    with pytest.raises(AssertionError, match="of FSDP"):
+        better_of_baselines(replace(plan, bound=high), [replace(plan, name="FSDP")])
+    with pytest.raises(AssertionError, match="above the value"):
+        describe_gap(answer.value, high)
 
 
 @pytest.mark.slow

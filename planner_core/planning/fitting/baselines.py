@@ -20,6 +20,7 @@ from planner_core.core import (
     time_amount,
 )
 from planner_core.cost import micro_batch, zero_stage
+from planner_core.planning.fitting.mesh_search import check_bound_below
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import note_memory, note_oversized_states
 from planner_core.planning.methods import BASELINES, AxisRules, Method, parse_layout
@@ -455,10 +456,12 @@ def better_of_baselines(chosen: Plan, others: Iterable[Plan], zero_stages: Seque
     def value(plan: Plan) -> float:
         return plan.cost.step_time_s if timed else plan.cost.comm_time_s
 
-    proven = chosen.fits and chosen.is_step_proven
-    if proven or chosen.method != "exact":
+    if chosen.method != "exact":
         return chosen
-    admitted = (p for p in others if p.fits and zero_stage(p) in zero_stages)
+    admitted = [p for p in others if p.fits and zero_stage(p) in zero_stages]
+    check_bound_below(chosen, admitted)
+    if chosen.fits and chosen.is_step_proven:
+        return chosen
     better = min(admitted, key=value, default=chosen)
     if better is chosen or (chosen.fits and value(better) >= value(chosen)):
         return chosen

@@ -41,10 +41,12 @@ from planner_core.search import (
     SearchLimits,
     bound_of_walk,
     bound_of_whole_space,
+    check_bound,
     describe_gap,
     exceeds_budget_by_far,
     memory_bytes,
     no_plan_fits,
+    objective_value,
     rough_bound,
     search_roughly,
     search_within_budget,
@@ -231,6 +233,17 @@ def with_lower_bound(planner: Planner, plan: Plan, bound: float) -> Plan:
     notes = tuple(note for note in plan.notes if note.kind is not NoteKind.GAP)
     gap = Note(describe_gap(value, bound), NoteKind.GAP)
     return replace(plan, optimal=proven, bound=bound, notes=notes if proven else (gap, *notes))
+
+
+def check_bound_below(chosen: Plan, others: Iterable[Plan]) -> None:
+    """Raise AssertionError if the bound of the chosen plan is above the value of another plan of its request."""
+    if not chosen.fits or chosen.bound is None:
+        return
+    for plan in others:
+        # The bound is of plans of one stage. Meshes of more than two axes are in it if they were searched.
+        if plan.pipeline is None and len(plan.mesh.axis_sizes) <= 2:
+            value = objective_value(chosen.objective, plan.cost.gpu_time_s, plan.cost.comm_time_s)
+            check_bound(value, chosen.bound, plan.name)
 
 
 def _ranked_problems(
