@@ -44,15 +44,15 @@ class Entry:
 
 def entries(families: Iterable[str] = FAMILIES) -> list[Entry]:
     """Every module, in the order of the files."""
-    found = []
+    collected = []
     for family in families:
         module = importlib.import_module(f"tests.corpus.{family}")
         refused: Mapping[str, str] = module.REFUSED
         for name, make in vars(module).items():
             public = inspect.isfunction(make) and make.__module__ == module.__name__ and not name.startswith("_")
             if public and make.__annotations__.get("return") == "Made":
-                found.append(Entry(family, name, str(make.__doc__).splitlines()[0], refused.get(name)))
-    return found
+                collected.append(Entry(family, name, str(make.__doc__).splitlines()[0], refused.get(name)))
+    return collected
 
 
 def cluster(ranks: int) -> dict[str, Any]:
@@ -84,11 +84,11 @@ def captured(entry: Entry) -> Graph:
 def plans_of(entry: Entry, graph: Graph, ranks: int) -> tuple[Plan, ...]:
     """The best plan, the front and the baselines, each way of running a model once."""
     request = Request(entry.source, cluster=cluster(ranks), mesh=MESHES[ranks])
-    found: dict[str, Plan] = {}
+    plan_by_layout: dict[str, Plan] = {}
     for plan in plan_model(request, graph).plans:
         data = plan_to_json(plan)
-        found.setdefault(repr((data["blocks"], data.get("top"))), plan)
-    return tuple(found.values())
+        plan_by_layout.setdefault(repr((data["blocks"], data.get("top"))), plan)
+    return tuple(plan_by_layout.values())
 
 
 def corner(entry: Entry, graph: Graph, ranks: int, number: int) -> Plan:
@@ -143,7 +143,7 @@ def _fakes(plans: list[Plan]) -> list[dict[str, Any]]:
 def _guarded(step: Any, plan: Plan) -> dict[str, Any]:
     """What a step found; a failure as words, so that the modules after it are run too."""
     try:
-        found: dict[str, Any] = step(plan)
+        outcome: dict[str, Any] = step(plan)
     except (PlannerError, Exception) as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    return found
+    return outcome

@@ -44,15 +44,15 @@ others run whole on every GPU, for the reason that stands there.
 
 def page() -> str:
     """The whole page."""
-    found = {entry: outcome(entry) for entry in entries()}
-    refused = sum(entry.refused is not None for entry in found)
-    parts = [HEAD.format(other=OTHER, total=len(found), planned=len(found) - refused, refused=refused)]
+    outcomes = {entry: outcome(entry) for entry in entries()}
+    refused = sum(entry.refused is not None for entry in outcomes)
+    parts = [HEAD.format(other=OTHER, total=len(outcomes), planned=len(outcomes) - refused, refused=refused)]
     for family in FAMILIES:
         module = importlib.import_module(f"tests.corpus.{family}")
         parts.append(f"### {str(module.__doc__).splitlines()[0]}\n\n| module | shows | outcome |\n|---|---|---|")
         parts[-1] += "".join(
             f"\n| {entry.name.replace('_', ' ')} | {entry.shows} | {said} |"
-            for entry, said in found.items()
+            for entry, said in outcomes.items()
             if entry.family == family
         )
     return "\n\n".join(part.rstrip() for part in (*parts, of_operators())) + "\n"
@@ -72,8 +72,8 @@ def of_operators() -> str:
         if name not in ruled:
             reasons.setdefault(reason_of(name) or "NO REASON", []).append(name)
     text = OPERATORS.format(all=len(names()), ruled=len(ruled), share=100 * len(ruled) / len(names()))
-    rows = [f"| rule: {kind} | {len(held)} | {_listed(held)} |" for kind, held in sorted(kinds.items())]
-    rows += [f"| no rule: {why} | {len(held)} | {_listed(held)} |" for why, held in sorted(reasons.items())]
+    rows = [f"| rule: {kind} | {len(members)} | {_listed(members)} |" for kind, members in sorted(kinds.items())]
+    rows += [f"| no rule: {why} | {len(members)} | {_listed(members)} |" for why, members in sorted(reasons.items())]
     return text + "\n".join(rows)
 
 

@@ -112,13 +112,13 @@ def full(grad: torch.Tensor) -> torch.Tensor:
     return grad.full_tensor() if isinstance(grad, DTensor) else grad
 
 
-def compare(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> tuple[float, str]:
+def compare(gradients: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> tuple[float, str]:
     """Largest error relative to a gradient's own largest entry (or `FLOOR` of the largest of all); a missing one is infinite."""
     top, worst = max(float(g.abs().max()) for g in wanted.values()), (0.0, "")
     for name, g in wanted.items():
-        if name not in found or found[name].shape != g.shape:
+        if name not in gradients or gradients[name].shape != g.shape:
             return float("inf"), name
-        error = float((found[name] - g).abs().max()) / max(float(g.abs().max()), FLOOR * top)
+        error = float((gradients[name] - g).abs().max()) / max(float(g.abs().max()), FLOOR * top)
         worst = worst if error <= worst[0] else (error, name)
     return worst
 

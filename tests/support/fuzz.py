@@ -261,10 +261,10 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 
 def children() -> set[str]:
     """Processes of ours."""
-    found = Path("/proc/self/task")
+    tasks = Path("/proc/self/task")
     return (
-        {pid for task in found.iterdir() for pid in (task / "children").read_text().split()}
-        if found.exists()
+        {pid for task in tasks.iterdir() for pid in (task / "children").read_text().split()}
+        if tasks.exists()
         else set()
     )
 

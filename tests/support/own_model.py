@@ -64,7 +64,7 @@ def make() -> tuple[nn.Module, Any]:
 def losses(model: nn.Module, part: slice | None = None, clip: float = 1.0, steps: int = 3) -> Sequence[float]:
     """Three steps of AdamW over two micro-batches each, with gradient clipping; `part`: the rank's own samples, else all."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    found = []
+    totals = []
     for _ in range(steps):
         total = 0.0
         for micro in range(2):
@@ -77,5 +77,5 @@ def losses(model: nn.Module, part: slice | None = None, clip: float = 1.0, steps
         torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         optimizer.zero_grad()
-        found.append(total)
-    return found
+        totals.append(total)
+    return totals

@@ -55,8 +55,8 @@ def on_disk(work: Callable[Concatenate[Request, P], R]) -> Callable[Concatenate[
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists():
-                found: R = pickle.loads(path.read_bytes())
-                return found
+                result: R = pickle.loads(path.read_bytes())
+                return result
             result = work(request, *args, **options)
             unfinished = path.with_suffix(".part")
             unfinished.write_bytes(pickle.dumps(result, pickle.HIGHEST_PROTOCOL))

@@ -90,7 +90,7 @@ def _differences(
     own_samples: bool,
 ) -> list[str]:
     """What under each plan is not as on one process."""
-    found = []
+    differences = []
     for file in files:
         plan, (batches, *others), name = shardscope.load_plan(file), training, Path(file).name
         model, own = shardscope.apply(make(), plan), own_samples and bool(plan.data_axes)
@@ -98,7 +98,9 @@ def _differences(
             batches = [tuple(x.chunk(2)[dist.get_rank()] for x in batch) for batch in batches]
         losses = train(model, batches, *others, global_batch=not own)
         if losses != pytest.approx(wanted, rel=1e-5):
-            found.append(f"{name}: losses {losses}, not {wanted}")
+            differences.append(f"{name}: losses {losses}, not {wanted}")
         here = {key: whole(value) for key, value in model.state_dict().items()}
-        found += [f"{name}: {k}" for k, x in state.items() if not torch.allclose(here[k], x, rtol=1e-4, atol=1e-5)]
-    return found
+        differences += [
+            f"{name}: {k}" for k, x in state.items() if not torch.allclose(here[k], x, rtol=1e-4, atol=1e-5)
+        ]
+    return differences

@@ -25,7 +25,7 @@ Choose = Callable[[Op, tuple[Row, ...], int], Row]
 def random_choice(seed: int) -> Choose:
     """Any row, each with the same chance."""
     dice = random.Random(seed)
-    return lambda op, found, axis: dice.choice(found)
+    return lambda op, op_rows, axis: dice.choice(op_rows)
 
 
 def fits(op: Op, values: tuple[Value, ...], picked: list[Row], sizes: tuple[int, ...]) -> bool:
@@ -59,8 +59,8 @@ def make_plan(
     links = tuple(AxisLink(n) for n in sizes)
     sites = {}
     for op in top.ops:
-        found = rows(op, top.values)
-        picked = _pick(op, top.values, found, sizes, choose)
+        op_rows = rows(op, top.values)
+        picked = _pick(op, top.values, op_rows, sizes, choose)
         sites[op.name] = _site(op, top.values, picked, sizes, links, stored)
     params = {}
     for v, value in enumerate(top.values):
@@ -103,13 +103,13 @@ def _even(value: Value, placements: tuple[object, ...], sizes: tuple[int, ...]) 
 
 
 def _pick(
-    op: Op, values: tuple[Value, ...], found: tuple[Row, ...], sizes: tuple[int, ...], choose: Choose
+    op: Op, values: tuple[Value, ...], op_rows: tuple[Row, ...], sizes: tuple[int, ...], choose: Choose
 ) -> list[Row]:
     for _ in range(20):
-        picked = [choose(op, found, axis) for axis in range(len(sizes))]
+        picked = [choose(op, op_rows, axis) for axis in range(len(sizes))]
         if fits(op, values, picked, sizes):
             return picked
-    return [found[0]] * len(sizes)
+    return [op_rows[0]] * len(sizes)
 
 
 def _site(
@@ -150,8 +150,8 @@ def forced(fn: str, label: str, sizes: tuple[int, ...]) -> list[Choose]:
     """Choices that run every `fn` by the row `label` on one axis of the mesh, all else whole."""
 
     def on(axis: int) -> Choose:
-        def choose(op: Op, found: tuple[Row, ...], at: int) -> Row:
-            return next((r for r in found if at == axis and op.fn == fn and r.name == label), found[0])
+        def choose(op: Op, op_rows: tuple[Row, ...], at: int) -> Row:
+            return next((r for r in op_rows if at == axis and op.fn == fn and r.name == label), op_rows[0])
 
         return choose
 

@@ -105,8 +105,8 @@ def _refreshed(shown: str, printed: str) -> str:
     if ANY not in shown.split("\n"):
         return printed
     lines = printed.splitlines()
-    found = [next((p for p in lines if p.split("  ")[0] == s.split("  ")[0]), s) for s in shown.splitlines()]
-    return "\n".join(found) + "\n"
+    lines_now = [next((p for p in lines if p.split("  ")[0] == s.split("  ")[0]), s) for s in shown.splitlines()]
+    return "\n".join(lines_now) + "\n"
 
 
 def refresh(file: Path) -> None:

@@ -34,15 +34,15 @@ def flags(*shape: int) -> torch.Tensor:
 
 def unary() -> list[Case]:
     """Functions of one tensor, each with the torch function of that name."""
-    found = []
+    cases = []
     for fn in ("neg", "positive", "clone", "detach", *elementwise.UNARY.split()):
         if fn in ("threshold", "clamp_min", "clamp_max", "bitwise_not", "log_sigmoid"):
             continue
         named = getattr(torch.special, fn.removeprefix("special_"), None) if fn.startswith("special_") else None
         func = named or getattr(torch, fn, None) or getattr(F, fn)
-        found.append(Case(fn, func, (pos(4, 8, 4) + (fn == "acosh"),)))
+        cases.append(Case(fn, func, (pos(4, 8, 4) + (fn == "acosh"),)))
     x, z = t(4, 8, 4), torch.randn(4, 8, 4, dtype=torch.complex128)
-    found += [
+    cases += [
         Case("contiguous", lambda a: a.clone(), (x,)),
         Case("alias", torch.ops.aten.alias, (x,)),
         Case("identity", lambda a: a * 1, (x,)),
@@ -70,12 +70,12 @@ def unary() -> list[Case]:
         Case("logsigmoid", F.logsigmoid, (x,)),
         Case("relu_", torch.relu_, (x,), name="relu in place"),
     ]
-    return found
+    return cases
 
 
 def binary() -> list[Case]:
     """Functions of two tensors, broadcast each way."""
-    found = []
+    cases = []
     python = {
         "and": torch.bitwise_and,
         "or": torch.bitwise_or,
@@ -123,10 +123,10 @@ def binary() -> list[Case]:
     ):
         func = python.get(fn) or getattr(torch, fn)
         if fn in ("bitwise_and", "bitwise_or", "and", "or", "xor"):
-            found.append(Case(fn, func, (ids(9, 4, 8), ids(9, 8)), kinds="aa"))
+            cases.append(Case(fn, func, (ids(9, 4, 8), ids(9, 8)), kinds="aa"))
             continue
         if fn in ("floor_divide", "floordiv", "rfloordiv"):  # no derivative
-            found.append(Case(fn, func, (pos(4, 8), pos(8)), kinds="cc"))
+            cases.append(Case(fn, func, (pos(4, 8), pos(8)), kinds="cc"))
             continue
         for a, b, kinds in (
             ((4, 8, 4), (4, 8, 4), "aa"),
@@ -134,9 +134,9 @@ def binary() -> list[Case]:
             ((4, 1, 4), (8, 1), "aa"),
             ((4,), (4, 8, 4), "ca"),
         ):
-            found.append(Case(fn, func, (pos(*a), pos(*b)), kinds=kinds, name=f"{fn} {a} {b} {kinds}"))
+            cases.append(Case(fn, func, (pos(*a), pos(*b)), kinds=kinds, name=f"{fn} {a} {b} {kinds}"))
     x, y = t(4, 8), t(4, 8)
-    found += [
+    cases += [
         Case("add", torch.add, (x, 1.5), name="add a number"),
         Case("mul", torch.mul, (x, 1.5), name="mul by a number"),
         Case("sub", torch.sub, (x, y), {"alpha": 2}, "aa", "sub alpha"),
@@ -152,13 +152,13 @@ def binary() -> list[Case]:
         Case("addcmul", torch.addcmul, (x, t(8), y), kinds="apa"),
         Case("addcdiv", torch.addcdiv, (x, t(8), pos(4, 8)), kinds="apa"),
     ]
-    return found
+    return cases
 
 
 def shapes() -> list[Case]:
     """Views, transposes, cuts and joins."""
     x = t(4, 8, 12)
-    found = [
+    cases = [
         Case(fn, func, args, name=f"{fn} {n}")
         for n, (fn, func, args) in enumerate(
             [
@@ -235,7 +235,7 @@ def shapes() -> list[Case]:
         )
     ]
     y = t(4, 8, 12)
-    found += [
+    cases += [
         Case(fn, func, args, kinds="aa", name=f"{fn} of two {n}")
         for n, (fn, func, args) in enumerate(
             [
@@ -250,7 +250,7 @@ def shapes() -> list[Case]:
             ]
         )
     ]
-    found.append(Case("cat", torch.cat, ((x, y), 2), kinds="ac", name="cat with a constant"))
+    cases.append(Case("cat", torch.cat, ((x, y), 2), kinds="ac", name="cat with a constant"))
     index: list[Any] = [
         (slice(None), 3),
         (slice(None), slice(2, 6)),
@@ -264,8 +264,8 @@ def shapes() -> list[Case]:
         (True,),
         (slice(None), -1, None),
     ]
-    found += [Case("getitem", torch.Tensor.__getitem__, (x, i), name=f"getitem {i}") for i in index]
-    found += [Case("getitem", torch.Tensor.__getitem__, (t(2, 2, 4), ([0, 1],)), name="getitem where sizes coincide")]
+    cases += [Case("getitem", torch.Tensor.__getitem__, (x, i), name=f"getitem {i}") for i in index]
+    cases += [Case("getitem", torch.Tensor.__getitem__, (t(2, 2, 4), ([0, 1],)), name="getitem where sizes coincide")]
     picks: dict[str, tuple[Any, ...]] = {
         "by a tensor": (slice(None), ids(8, 4)),
         "by two that are broadcast": (ids(4, 4, 1), ids(8, 1, 6)),
@@ -278,17 +278,17 @@ def shapes() -> list[Case]:
         "by a tensor and a number": (ids(4, 6), 2),
         "by a table of weights' rows": (ids(4, 2, 6), None, slice(0, 6)),
     }
-    found += [
+    cases += [
         Case("getitem", torch.Tensor.__getitem__, (x, index), kinds="acc", name=f"getitem {name}")
         for name, index in picks.items()
     ]
-    return found
+    return cases
 
 
 def along() -> list[Case]:
     """Reductions and functions along a dim."""
     x = pos(4, 8, 4)
-    found = []
+    cases = []
     for fn in (
         "sum",
         "mean",
@@ -307,12 +307,12 @@ def along() -> list[Case]:
     ):
         func, a = getattr(torch, fn), (x > 0.5 if fn in ("any", "all") else x)
         dims: list[tuple[Any, ...]] = [(1,), (2, True), (-1,)] if fn != "logsumexp" else [(1,), ((0, 2),)]
-        found += [Case(fn, func, (a, d[0]), {"keepdim": True} if len(d) > 1 else {}, name=f"{fn} {d}") for d in dims]
+        cases += [Case(fn, func, (a, d[0]), {"keepdim": True} if len(d) > 1 else {}, name=f"{fn} {d}") for d in dims]
         if fn not in ("logsumexp",):
-            found.append(Case(fn, func, (a,), name=f"{fn} of all"))
+            cases.append(Case(fn, func, (a,), name=f"{fn} of all"))
         if fn in ("sum", "mean", "var", "amax"):
-            found.append(Case(fn, func, (a, (0, 2)), name=f"{fn} (0, 2)"))
-    found.append(Case("max", torch.max, (x, t(4, 8, 4)), kinds="aa", name="max of two"))
+            cases.append(Case(fn, func, (a, (0, 2)), name=f"{fn} (0, 2)"))
+    cases.append(Case("max", torch.max, (x, t(4, 8, 4)), kinds="aa", name="max of two"))
     for fn, args in (
         ("softmax", (1,)),
         ("log_softmax", (2,)),
@@ -332,8 +332,8 @@ def along() -> list[Case]:
         ("normalize", (2.0, 0)),
     ):
         func = getattr(torch, fn, None) or getattr(F, fn)
-        found.append(Case(fn, func, (x, *args), name=f"{fn} {args}"))
-    found += [
+        cases.append(Case(fn, func, (x, *args), name=f"{fn} {args}"))
+    cases += [
         Case("diff", torch.diff, (t(4, 8, 4),), kinds="a"),
         Case("diff", torch.diff, (t(4, 8, 4), 1, 1), name="diff of a dim"),
         Case("diff", torch.diff, (t(4, 8),), {"prepend": t(4, 1)}, "aa", "diff prepended"),
@@ -344,7 +344,7 @@ def along() -> list[Case]:
         Case("vector_norm", torch.linalg.vector_norm, (x, 2, 1)),
         Case("vector_norm", torch.linalg.vector_norm, (x,), {"dim": 1}, name="vector_norm by name"),
     ]
-    return found
+    return cases
 
 
 def products() -> list[Case]:

@@ -65,8 +65,8 @@ def spelled(op: Op) -> Call:
         return lambda ts: [getattr(F, op.fn)(*ts, **options)]
     if op.fn == "einsum":
         return lambda ts: [torch.einsum(attrs["equation"], *ts)]
-    found = getattr(F, op.fn, None) if op.fn in ("linear", "bilinear") else getattr(torch, op.fn)
-    return lambda ts: results(found(*ts))
+    function = getattr(F, op.fn, None) if op.fn in ("linear", "bilinear") else getattr(torch, op.fn)
+    return lambda ts: results(function(*ts))
 
 
 def attention_of(op: Op) -> Call:

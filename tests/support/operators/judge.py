@@ -411,10 +411,10 @@ class Trial:
                 return f"result {i}: {problem}"
         return ""
 
-    def check_gradients(self, found: dict[Rank, Sequence[torch.Tensor | None]]) -> str:
+    def check_gradients(self, by_rank: dict[Rank, Sequence[torch.Tensor | None]]) -> str:
         """What is wrong with the gradients of the operands `wrt`, of which None is a gradient of zeros."""
         for n, i in enumerate(self.wrt):
-            pieces = {k: torch.zeros_like(self.operands[k][i]) if g[n] is None else g[n] for k, g in found.items()}
+            pieces = {k: torch.zeros_like(self.operands[k][i]) if g[n] is None else g[n] for k, g in by_rank.items()}
             placements = [r.inputs[i][1] for r in self.chosen]
             if problem := differs(pieces, placements, self.sizes, self.segments[i], self.true_gradients[n]):  # type: ignore[arg-type]
                 return f"gradient of operand {i}: {problem}"
@@ -446,8 +446,8 @@ def judge(case: Case, chosen: tuple[Row, ...], sizes: tuple[int, ...]) -> str:
 def gradients(outs: list[torch.Tensor], fed: dict[int, torch.Tensor], wrt: list[torch.Tensor]) -> list[torch.Tensor]:
     if not wrt:
         return []
-    found = torch.autograd.grad([outs[i] for i in fed], wrt, list(fed.values()), allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g for t, g in zip(wrt, found, strict=True)]
+    grads = torch.autograd.grad([outs[i] for i in fed], wrt, list(fed.values()), allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(wrt, grads, strict=True)]
 
 
 def differs(

@@ -66,9 +66,9 @@ class ThreadAxis:
         self, pieces: torch.Tensor, counts: list[int], received: list[int] | None = None, *, back: bool = False
     ) -> torch.Tensor:
         """From every rank the pieces that it sends to this one."""
-        found = [sent.split(to)[self.rank] for sent, to in self._meet((pieces.detach().clone(), counts))]
-        assert [len(x) for x in found] == (received or counts)
-        return torch.cat(found)
+        pieces_received = [sent.split(to)[self.rank] for sent, to in self._meet((pieces.detach().clone(), counts))]
+        assert [len(x) for x in pieces_received] == (received or counts)
+        return torch.cat(pieces_received)
 
     def start_send_recv(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
         """What the rank before sends."""
@@ -109,7 +109,7 @@ def judge_local(case: Case, chosen: Sequence[Row], sizes: tuple[int, ...]) -> st
     with ThreadPoolExecutor(len(trial.operands)) as pool:
         by_rank = dict(zip(trial.operands, pool.map(run, trial.operands), strict=True))
     problem = trial.check_results({k: made for k, (made, _) in by_rank.items()})
-    return problem or trial.check_gradients({k: found for k, (_, found) in by_rank.items()})
+    return problem or trial.check_gradients({k: grads for k, (_, grads) in by_rank.items()})
 
 
 def _written(

@@ -50,11 +50,11 @@ def entries() -> dict[str, list[Any]]:
     # two seconds, which only who asks for the database pays
     from torch.testing._internal.common_methods_invocations import op_db
 
-    found: dict[str, list[Any]] = {}
+    by_name: dict[str, list[Any]] = {}
     for entry in op_db:
         if entry.supports_autograd:
-            found.setdefault(entry.name, []).append(entry)
-    return found
+            by_name.setdefault(entry.name, []).append(entry)
+    return by_name
 
 
 def rule_of(name: str) -> Operator | None:

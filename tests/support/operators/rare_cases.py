@@ -56,10 +56,10 @@ def linear_algebra() -> list[Case]:
 
 def losses() -> list[Case]:
     x, y, z, sign = t(4, 8), t(4, 8), t(4, 8), torch.ones(4, 8).double()
-    found = []
+    cases = []
     for reduction in ("mean", "sum", "none"):
         how = {"reduction": reduction}
-        found += [
+        cases += [
             Case("kl_div", F.kl_div, (x.log_softmax(-1), y.softmax(-1)), how, "ac"),
             Case("poisson_nll_loss", F.poisson_nll_loss, (x, y.abs()), how, "ac"),
             Case("soft_margin_loss", F.soft_margin_loss, (x, sign), how, "ac"),
@@ -73,11 +73,11 @@ def losses() -> list[Case]:
         ]
     frames = t(6, 4, 5).log_softmax(-1)
     lengths = (torch.full((4,), 6), torch.full((4,), 3))
-    found.append(Case("ctc_loss", F.ctc_loss, (frames, ids(4, 4, 3) + 1, *lengths), {"reduction": "sum"}, "accc"))
-    found.append(Case("ctc_loss", F.ctc_loss, (frames, ids(4, 4, 3) + 1, *lengths), {}, "accc", "ctc_loss mean"))
+    cases.append(Case("ctc_loss", F.ctc_loss, (frames, ids(4, 4, 3) + 1, *lengths), {"reduction": "sum"}, "accc"))
+    cases.append(Case("ctc_loss", F.ctc_loss, (frames, ids(4, 4, 3) + 1, *lengths), {}, "accc", "ctc_loss mean"))
     return [
         Case(c.fn, c.func, c.args, c.kwargs, c.kinds, c.name or f"{c.fn} {c.kwargs.get('reduction', '')}")
-        for c in found
+        for c in cases
     ]
 
 
