@@ -60,43 +60,47 @@ def main() -> None:
     if args.sample:
         drawn = Random(args.sample[1]).sample(sorted(k for k in ROWS.read() if k[0] != "plan"), args.sample[0])
         for check, model in sorted({k[:2] for k in drawn}):
-            sweep(check, model, redo=False, every=True, wanted=set(drawn))
+            _sweep(check, model, redo=False, every=True, wanted=set(drawn))
     elif not args.table:
         for check in args.only:
             for model in args.models:
-                sweep(check, model, args.redo, args.all, before=args.before)
+                _sweep(check, model, args.redo, args.all, before=args.before)
                 # Each row made anew counts instead of its old one; what is still old is of plans that are not found any more.
                 ROWS.forget(args.before, check=check, model=model)
                 ROWS.forget(args.before, check="plan", model=model, mesh=check)
     TABLE.write_text(format_page(list(ROWS.read().values()), MODELS), encoding="utf-8")
 
 
-def sweep(check: str, model: str, redo: bool, every: bool, wanted: set[Key] | None = None, before: str = "") -> None:
+def _sweep(check: str, model: str, redo: bool, every: bool, wanted: set[Key] | None = None, before: str = "") -> None:
     """All plans of one model under one check; those with a row since the day `before` are left out, or all but the `wanted` ones.
 
     On the big meshes without `every`: `FEW`, and what has a row already, so that no row is lost that was made with `every`.
     """
-    kept = ROWS.read()
-    done = {k for k, r in kept.items() if (r["ok"] or not redo) and r["date"] >= before}
+    rows = ROWS.read()
+    done = {k for k, r in rows.items() if (r["ok"] or not redo) and r["date"] >= before}
     if wanted is not None:
         done -= wanted
 
-    def asked(key: Key) -> bool:
+    def is_wanted(key: Key) -> bool:
         return key not in done and (wanted is None or key in wanted)
 
     if check == "layouts":
-        _layouts(model, asked)
+        _check_layouts(model, is_wanted)
         return
     if check == "numbers":
-        jobs = list(_small(model, asked))
+        jobs = list(_list_small_plans(model, is_wanted))
         for ranks in (2, 4):
-            _run([j for j in jobs if j[1].mesh.num_devices == ranks], _numbers)
+            _run_jobs([j for j in jobs if j[1].mesh.num_devices == ranks], _verify_numbers)
         return
-    found = ((k, p) for name, p in plans(model, check).items() if asked(k := (check, model, check, name)))
-    _run([(k, p) for k, p in found if every or check in ("8", "2x8") or k[3] in FEW or k in kept], _fake)
+    jobs_left = (
+        (k, p) for name, p in _plans_of_model(model, check).items() if is_wanted(k := (check, model, check, name))
+    )
+    _run_jobs(
+        [(k, p) for k, p in jobs_left if every or check in ("8", "2x8") or k[3] in FEW or k in rows], _verify_fake
+    )
 
 
-def _layouts(model: str, asked: Callable[[Key], bool]) -> None:
+def _check_layouts(model: str, is_wanted: Callable[[Key], bool]) -> None:
     """The layouts that are stated for a model: whole on a fake process group, and small on processes."""
     from planner_core.core import PlannerError
     from planner_core.verification import scaled
@@ -104,19 +108,19 @@ def _layouts(model: str, asked: Callable[[Key], bool]) -> None:
     whole: list[tuple[Key, Plan]] = []
     small: list[tuple[Key, Plan]] = []
     for name, plan in stated_plans(model):
-        if asked(key := ("layouts", model, "whole", name)):
+        if is_wanted(key := ("layouts", model, "whole", name)):
             whole.append((key, plan))
-        if asked(key := ("layouts", model, "small", name)):
+        if is_wanted(key := ("layouts", model, "small", name)):
             try:
                 small.append((key, scaled(plan, small_ranks(plan))))
             except PlannerError as error:
-                write(key, ok=False, reason=str(error))
-    _run(whole, _fake)
+                _write_row(key, ok=False, reason=str(error))
+    _run_jobs(whole, _verify_fake)
     for ranks in (4, 8):
-        _run([job for job in small if job[1].mesh.num_devices == ranks], _numbers)
+        _run_jobs([job for job in small if job[1].mesh.num_devices == ranks], _verify_numbers)
 
 
-def plans(model: str, mesh: str) -> dict[str, Plan]:
+def _plans_of_model(model: str, mesh: str) -> dict[str, Plan]:
     """The chosen plan, the baselines and the plans of TAP and ATP, by name; a baseline that suits no mesh is left out."""
     from planner_core.core import NoPlanFits
     from planner_core.planning import (
@@ -139,22 +143,22 @@ def plans(model: str, mesh: str) -> dict[str, Plan]:
     )
     options = candidate_meshes(planner.request, planner.cluster)
     chosen = choose_mesh(planner, options)
-    found = {chosen.name: chosen, **{p.name: p for p in plan_baselines(planner, options)}}
+    by_name = {chosen.name: chosen, **{p.name: p for p in plan_baselines(planner, options)}}
     for baseline in BASELINES.values():
-        if baseline.title not in found:
-            write(
+        if baseline.title not in by_name:
+            _write_row(
                 ("plan", model, mesh, baseline.title),
                 ok=True,
                 reason=f"no plan: {_why_none(baseline, planner.graph, options[0])}",
             )
     for method in ("tap", "atp"):
         try:
-            found[method.upper()] = replace(
+            by_name[method.upper()] = replace(
                 choose_mesh(replace_request(planner, method=method), options), name=method.upper()
             )
         except NoPlanFits as error:
-            write(("plan", model, mesh, method.upper()), ok=True, reason=f"no plan: {error}")
-    return found
+            _write_row(("plan", model, mesh, method.upper()), ok=True, reason=f"no plan: {error}")
+    return by_name
 
 
 def _why_none(baseline: Method, graph: Graph, mesh: DeviceMesh) -> str:
@@ -166,25 +170,25 @@ def _why_none(baseline: Method, graph: Graph, mesh: DeviceMesh) -> str:
     return "it takes all GPUs as one axis"
 
 
-def _small(model: str, asked: Callable[[Key], bool]) -> Iterator[tuple[Key, Plan]]:
+def _list_small_plans(model: str, is_wanted: Callable[[Key], bool]) -> Iterator[tuple[Key, Plan]]:
     from planner_core.core import PlannerError
     from planner_core.verification import scaled
 
     by_mesh: dict[str, dict[str, Plan]] = {}
     for small, big, ranks in NUMBERS:
         if big not in by_mesh:
-            by_mesh[big] = plans(model, big)
+            by_mesh[big] = _plans_of_model(model, big)
         for name, plan in by_mesh[big].items():
             key = ("numbers", model, small, name)
-            if not asked(key):
+            if not is_wanted(key):
                 continue
             try:
                 yield key, scaled(plan, ranks)
             except PlannerError as error:
-                write(key, ok=False, reason=str(error))
+                _write_row(key, ok=False, reason=str(error))
 
 
-def _run(jobs: list[tuple[Key, Plan]], work: Callable[[list[Plan]], list[dict[str, Any]]]) -> None:
+def _run_jobs(jobs: list[tuple[Key, Plan]], work: Callable[[list[Plan]], list[dict[str, Any]]]) -> None:
     """All jobs by the same processes; one by one where that fails, so that the row that failed is known."""
     from planner_core.core import PlannerError
 
@@ -194,16 +198,16 @@ def _run(jobs: list[tuple[Key, Plan]], work: Callable[[list[Plan]], list[dict[st
         rows = work([p for _, p in jobs])
     except PlannerError as error:
         if len(jobs) == 1:
-            write(jobs[0][0], ok=False, reason=str(error)[:300])
+            _write_row(jobs[0][0], ok=False, reason=str(error)[:300])
             return
         for job in jobs:
-            _run([job], work)
+            _run_jobs([job], work)
         return
     for (key, plan), row in zip(jobs, rows, strict=True):
-        write(key, fits=plan.fits, **row)
+        _write_row(key, fits=plan.fits, **row)
 
 
-def _numbers(found: list[Plan]) -> list[dict[str, Any]]:
+def _verify_numbers(small_plans: list[Plan]) -> list[dict[str, Any]]:
     from planner_core.models import load_plan_graph
     from planner_core.verification import verify_all
 
@@ -218,13 +222,13 @@ def _numbers(found: list[Plan]) -> list[dict[str, Any]]:
             "param_error": r["param"]["max_rel_error"],
             "dtype": r["dtype"],
             **_run_as(r),
-            **_difference(r),
+            **_show_difference(r),
         }
-        for r in verify_all(found, graphs=[load_plan_graph(p) for p in found], timeout_s=LIMIT_S)
+        for r in verify_all(small_plans, graphs=[load_plan_graph(p) for p in small_plans], timeout_s=LIMIT_S)
     ]
 
 
-def _fake(found: list[Plan]) -> list[dict[str, Any]]:
+def _verify_fake(whole_plans: list[Plan]) -> list[dict[str, Any]]:
     from planner_core.models import load_plan_graph
     from planner_core.verification import verify_fake_all
 
@@ -239,10 +243,12 @@ def _fake(found: list[Plan]) -> list[dict[str, Any]]:
             "predicted_kinds": dict(p.cost.memory_bytes),
             "seconds": r["seconds"],
             **_run_as(r),
-            **_difference(r),
+            **_show_difference(r),
         }
         for r, p in zip(
-            verify_fake_all(found, graphs=[load_plan_graph(p) for p in found], timeout_s=LIMIT_S), found, strict=True
+            verify_fake_all(whole_plans, graphs=[load_plan_graph(p) for p in whole_plans], timeout_s=LIMIT_S),
+            whole_plans,
+            strict=True,
         )
     ]
 
@@ -253,23 +259,23 @@ def _run_as(report: dict[str, Any]) -> dict[str, Any]:
     return {"order": order and (order["difference"] or "as scheduled")}
 
 
-def _difference(report: dict[str, Any]) -> dict[str, Any]:
+def _show_difference(report: dict[str, Any]) -> dict[str, Any]:
     """Both tables where they differ."""
     return {} if report["collectives_ok"] else {"collectives": report["collectives"]}
 
 
-def write(key: Key, **found: Any) -> None:
+def _write_row(key: Key, **results: Any) -> None:
     """Keep a row, with where it was measured."""
     check, model, mesh, plan = key
-    row = {"check": check, "model": model, "mesh": mesh, "plan": plan, **found, **_place()}
+    row = {"check": check, "model": model, "mesh": mesh, "plan": plan, **results, **_describe_machine()}
     ROWS.append(row)
-    told = " ".join(
+    words = " ".join(
         f"{k}={row[k]}" for k in ("ok", "collectives_ok", "grad_error", "memory_error", "reason") if k in row
     )
-    print(f"{check:8} {model:14} {mesh:5} {plan:32} {told}", flush=True)
+    print(f"{check:8} {model:14} {mesh:5} {plan:32} {words}", flush=True)
 
 
-def _place() -> dict[str, str]:
+def _describe_machine() -> dict[str, str]:
     import torch
     import transformers
 

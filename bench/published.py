@@ -44,11 +44,11 @@ def main() -> None:
     parser.add_argument("--redo", action="store_true")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    known = {} if args.redo else {row["id"]: row for row in _kept()}
+    known = {} if args.redo else {row["id"]: row for row in _read_rows()}
     if not args.table:
         for run in sorted(read_runs(), key=lambda r: json.dumps(r.config)):
             if run.id not in known:
-                known[run.id] = row = {"id": run.id, **_priced(run)}
+                known[run.id] = row = {"id": run.id, **_price_run(run)}
                 print(run.id, run.name, row.get("predicted_s", row.get("refused")), flush=True)
         ROWS.write_text("".join(json.dumps(known[name]) + "\n" for name in sorted(known)))
     every = {run.id: run for run in read_runs()}
@@ -65,12 +65,12 @@ def main() -> None:
         published_memory.main(args.redo)
 
 
-def _kept() -> Iterator[dict[str, Any]]:
+def _read_rows() -> Iterator[dict[str, Any]]:
     if ROWS.exists():
         yield from map(json.loads, ROWS.read_text().splitlines())
 
 
-def _priced(run: Run) -> dict[str, Any]:
+def _price_run(run: Run) -> dict[str, Any]:
     """The predicted seconds and their derivatives by each constant, or why the run is refused."""
     try:
         plan, planner = plan_run(run)
@@ -78,28 +78,32 @@ def _priced(run: Run) -> dict[str, Any]:
         return {"refused": str(refused)}
     if plan is None:
         return {"refused": "the layout is not legal for the model"}
-    return explained(plan, planner)
+    return _price_with_derivatives(plan, planner)
 
 
-def explained(plan: Plan, planner: Planner) -> dict[str, Any]:
+def _price_with_derivatives(plan: Plan, planner: Planner) -> dict[str, Any]:
     """The predicted seconds of a plan, and by how many percent they grow with a percent of each constant."""
     model = cost_model(planner.cluster, plan.mesh, planner.workload)
-    seconds = _seconds(plan, planner, model)
-    grown = {name: _seconds(plan, planner, changed(model, name, 1 + STEP)) for name in PRIORS if _matters(name, model)}
+    seconds = _step_seconds(plan, planner, model)
+    grown = {
+        name: _step_seconds(plan, planner, _with_constant(model, name, 1 + STEP))
+        for name in PRIORS
+        if _matters_to(name, model)
+    }
     by = {name: round(float(np.log(s / seconds) / np.log(1 + STEP)), 5) for name, s in grown.items()}
     return {"predicted_s": seconds, "by": by}
 
 
-def _seconds(plan: Plan, planner: Planner, model: CostModel) -> float:
+def _step_seconds(plan: Plan, planner: Planner, model: CostModel) -> float:
     return step_seconds(priced_units(plan.blocks, planner.graph, model, planner.coarse), model)
 
 
-def _matters(name: str, model: CostModel) -> bool:
+def _matters_to(name: str, model: CostModel) -> bool:
     gpu, _, constant = name.partition(" ")
     return not constant or model.cluster.gpu.name.replace("A800", "A100").startswith(gpu)
 
 
-def changed(model: CostModel, name: str, factor: float) -> CostModel:
+def _with_constant(model: CostModel, name: str, factor: float) -> CostModel:
     """The model with one constant times a factor."""
     constant = name.partition(" ")[2]
     if constant:

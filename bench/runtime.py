@@ -3,7 +3,7 @@
     python -m bench.runtime [RANKS ...]         # 1, 2 and 4 gloo ranks; writes bench/support/results/runtime.jsonl and docs/RUNTIME.md
 
 A row compares two ways of the same training step (forward, backward, AdamW): by the median of its seconds, and by processor
-time, which other work on the machine disturbs less. Only ratios of one run mean something. `host` is the processor time of the
+time, which other work on the machine disturbs less. Only ratios of one run mean something. `measure_host` is the processor time of the
 host per operator beyond eager, on one rank and tensors so small that little else counts.
 """
 
@@ -115,7 +115,7 @@ class Residual(nn.Module):
         return x + self.second(nn.functional.relu(self.first(x)))
 
 
-def build(name: str, sizes: Mapping[str, Any]) -> nn.Module:
+def build_model(name: str, sizes: Mapping[str, Any]) -> nn.Module:
     """The same model on every rank."""
     if name == "conv":
         return Convolutions()
@@ -123,11 +123,11 @@ def build(name: str, sizes: Mapping[str, Any]) -> nn.Module:
 
     torch.manual_seed(0)
     parsed = transformers.AutoConfig.for_model(name, **sizes, use_cache=False)
-    made: nn.Module = getattr(transformers, sizes["architectures"][0])(parsed)
-    return made
+    model: nn.Module = getattr(transformers, sizes["architectures"][0])(parsed)
+    return model
 
 
-def batch(name: str, size: int = BATCH, seq: int = SEQ, vocabulary: int = 2048) -> Batch:
+def make_batch(name: str, size: int = BATCH, seq: int = SEQ, vocabulary: int = 2048) -> Batch:
     """The whole batch, equal on every rank."""
     draw = torch.Generator().manual_seed(0)
     if name == "conv":
@@ -139,12 +139,12 @@ def batch(name: str, size: int = BATCH, seq: int = SEQ, vocabulary: int = 2048) 
     return {"input_ids": ids, "labels": ids}
 
 
-def stepper(model: nn.Module, given: Batch) -> Step:
+def make_step(model: nn.Module, batch: Batch) -> Step:
     """One step of training."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
-        out = model(**given)
+        out = model(**batch)
         (out if isinstance(out, torch.Tensor) else out.loss).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -199,22 +199,22 @@ WAYS: Mapping[str, tuple[Callable[[nn.Module], nn.Module], str, bool]] = {
 """Name -> what applies it, the name of our plan of that layout, whether ranks hold different samples."""
 
 
-def compare(name: str, way: str, plan_file: str, compiled: bool) -> dict[str, float]:
+def compare_steps(name: str, way: str, plan_file: str, compiled: bool) -> dict[str, float]:
     """Seconds of a step the stock way and ours, in turns."""
     torch.set_num_threads(1)
     stock, _, split = WAYS[way]
-    sizes, given = SIZES.get(name, {}), batch(name)
+    sizes, batch = SIZES.get(name, {}), make_batch(name)
     if split:
-        given = {k: v.chunk(dist.get_world_size())[dist.get_rank()] for k, v in given.items()}
-    theirs = stock(build(name, sizes))
+        batch = {k: v.chunk(dist.get_world_size())[dist.get_rank()] for k, v in batch.items()}
+    theirs = stock(build_model(name, sizes))
     if compiled:
         for block in blocks_of(theirs):
             block.compile(fullgraph=True)
-    ours = shardscope.apply(build(name, sizes), shardscope.load_plan(plan_file), compile=compiled)
-    return measured({"stock": stepper(theirs, given), "ours": stepper(ours, given)})
+    ours = shardscope.apply(build_model(name, sizes), shardscope.load_plan(plan_file), compile=compiled)
+    return _measure_steps({"stock": make_step(theirs, batch), "ours": make_step(ours, batch)})
 
 
-def measured(steps: Mapping[str, Step], rounds: int = STEPS) -> dict[str, float]:
+def _measure_steps(steps: Mapping[str, Step], rounds: int = STEPS) -> dict[str, float]:
     """Medians of seconds and of processor seconds of both, warming up left out."""
     seconds: dict[str, list[float]] = {n: [] for n in steps}
     processor: dict[str, list[float]] = {n: [] for n in steps}
@@ -226,40 +226,40 @@ def measured(steps: Mapping[str, Step], rounds: int = STEPS) -> dict[str, float]
             processor[name].append(time.process_time() - used)
             dist.barrier()
             seconds[name].append(time.perf_counter() - start)
-    found = {}
+    medians = {}
     for name in steps:
-        found[f"{name}_s"] = statistics.median(seconds[name][WARMING:])
-        found[f"{name}_cpu_s"] = statistics.median(processor[name][WARMING:])
-    return found
+        medians[f"{name}_s"] = statistics.median(seconds[name][WARMING:])
+        medians[f"{name}_cpu_s"] = statistics.median(processor[name][WARMING:])
+    return medians
 
 
-def host(plan_file: str) -> dict[str, float]:
+def measure_host(plan_file: str) -> dict[str, float]:
     """Processor seconds of forward and backward of a model of tiny tensors."""
     torch.set_num_threads(1)
-    given = batch("llama", 2, 16, 64)
+    batch = make_batch("llama", 2, 16, 64)
     models = {
-        "stock": build("llama", TINY),
-        "ours": shardscope.apply(build("llama", TINY), shardscope.load_plan(plan_file)),
+        "stock": build_model("llama", TINY),
+        "ours": shardscope.apply(build_model("llama", TINY), shardscope.load_plan(plan_file)),
     }
-    steps: dict[str, Step] = {n: (lambda m=m: m(**given).loss.backward()) for n, m in models.items()}  # type: ignore[misc]
-    return measured(steps, 60)
+    steps: dict[str, Step] = {n: (lambda m=m: m(**batch).loss.backward()) for n, m in models.items()}  # type: ignore[misc]
+    return _measure_steps(steps, 60)
 
 
 # --- running ------------------------------------------------------------------------------------------
 
 
-def plans(name: str, sizes: Mapping[str, Any], ranks: int, size: int = BATCH, seq: int = SEQ) -> dict[str, Plan]:
+def _plan_model(name: str, sizes: Mapping[str, Any], ranks: int, size: int = BATCH, seq: int = SEQ) -> dict[str, Plan]:
     """Our plans of a model, by name."""
     place = {"cluster": f"1x8-h100:gpus={ranks}", "mesh": str(ranks)}
     if name == "conv":
-        found = shardscope.plan(Convolutions(), inputs=batch("conv"), **place)
+        result = shardscope.plan(Convolutions(), inputs=make_batch("conv"), **place)
     else:
         config = {"model_type": name, **sizes}
-        found = shardscope.plan(config, batch=size, seq=seq, dtype="float32", **place)
-    return {p.name: p for p in found.plans}
+        result = shardscope.plan(config, batch=size, seq=seq, dtype="float32", **place)
+    return {p.name: p for p in result.plans}
 
 
-def cases(ranks: int) -> list[tuple[str, str, bool]]:
+def _list_cases(ranks: int) -> list[tuple[str, str, bool]]:
     """(model, stock way, compiled): tensor parallelism of a Llama only, convolutions eager only."""
     ways = ["one process"] if ranks == 1 else ["DDP", "FSDP2", "parallelize_module"]
     return [
@@ -271,49 +271,49 @@ def cases(ranks: int) -> list[tuple[str, str, bool]]:
     ]
 
 
-def measure(ranks: int, folder: Path) -> None:
+def _measure_ranks(ranks: int, folder: Path) -> None:
     """All comparisons on a number of ranks that were not made today."""
-    made: dict[str, dict[str, Plan]] = {}
+    plans: dict[str, dict[str, Plan]] = {}
     today = datetime.date.today().isoformat()
-    if ranks == 1 and not known(1, "llama", "host", False, today):
-        keep({**host_row(folder), "date": today})
-    for name, way, compiled in cases(ranks):
-        if known(ranks, name, way, compiled, today):
+    if ranks == 1 and not _is_measured(1, "llama", "host", False, today):
+        _write_row({**host_row(folder), "date": today})
+    for name, way, compiled in _list_cases(ranks):
+        if _is_measured(ranks, name, way, compiled, today):
             continue
-        if name not in made:
-            made[name] = plans(name, SIZES.get(name, {}), ranks)
+        if name not in plans:
+            plans[name] = _plan_model(name, SIZES.get(name, {}), ranks)
         file = str(folder / f"{name}-{way}.json".replace(" ", "-"))
-        shardscope.save_plan(made[name][WAYS[way][1]], file)
-        times = run_ranks(compare, ranks, (name, way, file, compiled), timeout_s=900)[0]
-        keep({"model": name, "ranks": ranks, "way": way, "compiled": compiled, **times, "date": today})
+        shardscope.save_plan(plans[name][WAYS[way][1]], file)
+        times = run_ranks(compare_steps, ranks, (name, way, file, compiled), timeout_s=900)[0]
+        _write_row({"model": name, "ranks": ranks, "way": way, "compiled": compiled, **times, "date": today})
 
 
-def kept() -> list[dict[str, Any]]:
+def _read_rows() -> list[dict[str, Any]]:
     """The rows measured so far."""
     return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
-def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def _key_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a row is of."""
     return row["ranks"], row["model"], row["way"], row["compiled"]
 
 
-def known(ranks: int, name: str, way: str, compiled: bool, date: str) -> bool:
+def _is_measured(ranks: int, name: str, way: str, compiled: bool, date: str) -> bool:
     """Whether a row was measured on a day."""
-    return any(key(r) == (ranks, name, way, compiled) and r["date"] == date for r in kept())
+    return any(_key_of(r) == (ranks, name, way, compiled) and r["date"] == date for r in _read_rows())
 
 
-def keep(row: dict[str, Any]) -> None:
+def _write_row(row: dict[str, Any]) -> None:
     """Put a row in the place of an older one, and write the page."""
     print(json.dumps(row), flush=True)
-    rows = [*(r for r in kept() if key(r) != key(row)), row]
-    RESULTS.write_text("".join(json.dumps(r) + "\n" for r in sorted(rows, key=key)))
-    TABLE.write_text(page(kept()))
+    rows = [*(r for r in _read_rows() if _key_of(r) != _key_of(row)), row]
+    RESULTS.write_text("".join(json.dumps(r) + "\n" for r in sorted(rows, key=_key_of)))
+    TABLE.write_text(_format_page(_read_rows()))
 
 
 def host_row(folder: Path) -> dict[str, Any]:
     """Time of the host per operator on one rank."""
-    plan = plans("llama", TINY, 1, 2, 16)["best"]
+    plan = _plan_model("llama", TINY, 1, 2, 16)["best"]
     shardscope.save_plan(plan, folder / "host.json")
     ops = sum(len(b.sites) * len(b.prefixes) for b in plan.blocks.values())
     return {
@@ -322,11 +322,11 @@ def host_row(folder: Path) -> dict[str, Any]:
         "way": "host",
         "compiled": False,
         "ops": ops,
-        **run_ranks(host, 1, (str(folder / "host.json"),))[0],
+        **run_ranks(measure_host, 1, (str(folder / "host.json"),))[0],
     }
 
 
-def page(rows: list[dict[str, Any]]) -> str:
+def _format_page(rows: list[dict[str, Any]]) -> str:
     """docs/RUNTIME.md."""
     lines = [
         "# The rewritten program beside the stock ways",
@@ -362,7 +362,7 @@ def main() -> None:
     os.environ.update(KEEPS_MEMORY)  # for the processes of the ranks: they are started anew
     for ranks in [int(a) for a in sys.argv[1:]] or [1, 2, 4]:
         with tempfile.TemporaryDirectory() as folder:
-            measure(ranks, Path(folder))
+            _measure_ranks(ranks, Path(folder))
 
 
 if __name__ == "__main__":

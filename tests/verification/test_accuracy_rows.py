@@ -28,8 +28,10 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old rows of three plans on 64 GPUs, of which `TAP` is found still and `gone` is not."""
     monkeypatch.setattr(kept_rows, "RESULTS", tmp_path)
     monkeypatch.setattr(accuracy, "TABLE", tmp_path / "ACCURACY.md")
-    monkeypatch.setattr(accuracy, "plans", lambda *_: dict.fromkeys(("best", "TAP", "ATP"), SimpleNamespace(fits=True)))
-    monkeypatch.setattr(accuracy, "_fake", lambda found: [dict(MEASURED) for _ in found])
+    monkeypatch.setattr(
+        accuracy, "_plans_of_model", lambda *_: dict.fromkeys(("best", "TAP", "ATP"), SimpleNamespace(fits=True))
+    )
+    monkeypatch.setattr(accuracy, "_verify_fake", lambda found: [dict(MEASURED) for _ in found])
     old = (
         {"check": "8x8", "model": "gpt2-xl", "mesh": "8x8", "plan": p, "date": OLD, **MEASURED}
         for p in ("best", "TAP", "gone")
@@ -65,7 +67,7 @@ def test_an_interrupted_sweep_keeps_its_old_rows(monkeypatch: pytest.MonkeyPatch
     def interrupted(_: list[Any]) -> list[dict[str, Any]]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(accuracy, "_fake", interrupted)
+    monkeypatch.setattr(accuracy, "_verify_fake", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sweep(monkeypatch, "--before", LATER)
     assert days() == {"best": OLD, "TAP": OLD, "gone": OLD}
