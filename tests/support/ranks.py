@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -173,15 +174,17 @@ def _serve(folder: str, rank: int, num_ranks: int, backend: str | None, jobs: An
         jobs.send((*answer, bool(changed)))
 
 
-def _planner_code() -> dict[Any, dict[str, Any]]:
-    """Return the functions and classes of the planner's modules, and all that these classes have, by owner.
+@lru_cache(maxsize=1)
+def _list_names(num_modules: int) -> dict[Any, dict[str, Any]]:
+    """Return what `PATCHABLE` has, the functions and classes of the planner's modules, and all that these classes have, by owner.
 
-    A job that plants a fault there would leave it to the next one. Other values of a module are caches.
+    A job that plants a fault there would leave it to the next one. Other values of a module are caches. They are listed anew only if
+    another module was imported since: listing takes 9 ms, which each job of each rank would pay.
     """
     modules = [m for name, m in list(sys.modules.items()) if name.startswith("planner_core.")]
     code: dict[Any, dict[str, Any]] = {m: {n: v for n, v in vars(m).items() if callable(v)} for m in modules}
     classes = {c for m in modules for c in code[m].values() if isinstance(c, type) and c.__module__ == m.__name__}
-    return code | {c: dict(vars(c)) for c in classes}
+    return {owner: dict(vars(owner)) for owner in (*PATCHABLE, *classes)} | code
 
 
 @contextmanager
@@ -189,7 +192,7 @@ def _put_back(grouped: bool) -> Iterator[list[str]]:
     """Put back what a job may change; the list names at the end what it changed and cannot be put back."""
     folder, variables, paths, arguments, output = Path.cwd(), dict(os.environ), sys.path[:], sys.argv, sys.stdout
     standard_output = os.dup(1)
-    names = {owner: dict(vars(owner)) for owner in PATCHABLE} | _planner_code()
+    names = _list_names(len(sys.modules))
     dtype, changed = torch.get_default_dtype(), list[str]()
     torch.manual_seed(SEED)
     random.seed(SEED)
@@ -211,6 +214,7 @@ def _put_back(grouped: bool) -> Iterator[list[str]]:
     changed += [
         f"{owner.__name__}.{name}"
         for owner, before in names.items()
+        if not before.items() <= vars(owner).items()
         for name, value in before.items()
         if vars(owner).get(name) is not value
     ]
