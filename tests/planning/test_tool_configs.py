@@ -386,7 +386,7 @@ def test_experts_that_a_tool_deals_out_elsewhere_are_told(tmp_path: Path) -> Non
         (
             "a.json",
             '{"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}',
-            "keeps states on a disk, which cannot be priced; --offload prices them in the host's memory",
+            "keeps states on a disk, which cannot be priced; offload prices them in the host's memory",
         ),
         ("a.json", '{"layers.*": "sideways"}', "'sideways', which is not a known style; give e.g. colwise or rowwise"),
         ("a.yaml", "distributed_type: FSDP\nnum_processes: 8", "num_processes is 8, but the cluster has 32 GPUs"),

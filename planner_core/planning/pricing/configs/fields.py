@@ -297,7 +297,7 @@ class Fields:
     def require_off(self, name: str, what: str, instead: str = "switch it off") -> None:
         """Raise InputError if a flag asks for `what`, which cannot be priced. `instead`: the advice in the message."""
         if self.has_value(name) and not is_neutral(name, self.values[name]):
-            raise InputError(f"{self.where}: {name} asks for {what}, which cannot be priced; {instead}")
+            raise InputError(f"{self.where}: {name} asks for {what}, which cannot be priced; ", instead)
         self.read.add(name)
 
     def wrong_value(self, name: str, value: Any, wanted: str) -> InputError:

@@ -15,7 +15,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner_core.core import InputError
+from planner_core.core import InputError, named
 from planner_core.planning.pricing.configs.fields import UnknownValue
 from planner_core.planning.pricing.configs.shell import arithmetic
 
@@ -51,10 +51,12 @@ def read_function(text: str, name: str | None, where: str) -> tuple[dict[str, An
         config = reader.call(functions[name], {})
     except RecursionError:
         raise InputError(
-            f"{where}: {name} calls itself, or is nested too deeply, to be read as data; give --layout"
+            f"{where}: {name} calls itself, or is nested too deeply, to be read as data; give ", named("layout")
         ) from None
     if not isinstance(config, dict):
-        raise InputError(f"{where}: {name} does not return a config that can be read without running it; give --layout")
+        raise InputError(
+            f"{where}: {name} does not return a config that can be read without running it; give ", named("layout")
+        )
     return config, frozenset(_imported_modules(tree))
 
 
@@ -94,7 +96,7 @@ class _FunctionReader:
         # Two functions that call each other twice double the work at each level; a count bounds it where recursion depth does not.
         self.calls += 1
         if self.calls > MAX_CALLS:
-            raise InputError(f"{function.name} calls too many functions to be read as data; give --layout")
+            raise InputError(f"{function.name} calls too many functions to be read as data; give ", named("layout"))
         names = _defaults(function.args)
         scope = {name: self.value(node, {}) if node is not None else UnknownValue(name) for name, node in names.items()}
         return self._run_body(function.body, {**scope, **given})

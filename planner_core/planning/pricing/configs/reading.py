@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from planner_core.core import InputError, is_file, listed, short
+from planner_core.core import InputError, is_file, listed, named, short
 from planner_core.planning.pricing.configs.fields import Fields, Setup
+from planner_core.planning.pricing.configs.neutral import GENERAL_OPTIONS
 from planner_core.planning.pricing.configs.python_text import read_function
 from planner_core.planning.pricing.configs.tools import (
     accelerate,
@@ -128,7 +129,8 @@ def _read_python(text: str, function: str | None, where: str, num_gpus: int) -> 
     if any(name.startswith(("megatron.bridge", "nemo")) for name in imported):
         return bridge.read(Fields.from_nested(data, where, bridge.TABLE.tool), num_gpus)
     raise InputError(
-        f"{where} imports neither torchtitan nor megatron.bridge, so the tool of this Python is not known; state its layout by --layout"
+        f"{where} imports neither torchtitan nor megatron.bridge, so the tool of this Python is not known; state its layout by ",
+        named("layout"),
     )
 
 
@@ -143,7 +145,7 @@ def _read_mapping(data: Mapping[str, Any], where: str, num_gpus: int, folder: Pa
         if file is None:
             raise InputError(
                 f"{where}: {field} names {short(path)}, which is neither beside it nor in a folder above; put it there, or give "
-                "it as --config"
+                "that file itself"
             )
         return _parse_text(_read_text(file, where), "JSON", f"{where}'s {file.name}")
 
@@ -158,12 +160,11 @@ def _read_mapping(data: Mapping[str, Any], where: str, num_gpus: int, folder: Pa
 def _unknown_tool(data: Mapping[str, Any], where: str) -> InputError:
     tool = next((tool for tool, keys in UNSUPPORTED.items() if all(k in data for k in keys)), None)
     if tool:
-        return InputError(
-            f"{where} is of {tool}, whose files are not read; state its run by --layout, --micro-batch, --seq and --recompute"
-        )
+        return InputError(f"{where} is of {tool}, whose files are not read; ", GENERAL_OPTIONS)
     return InputError(
-        f"{where} has the keys {listed(list(map(str, data))[:6]) or 'of no settings'}, by which no tool is known; give a file of {TOOLS}, "
-        "or --layout"
+        f"{where} has the keys {listed(list(map(str, data))[:6]) or 'of no settings'}, by which no tool is known; give a file of "
+        f"{TOOLS}, or ",
+        named("layout"),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner_core.core import InputError
+from planner_core.core import InputError, Sentence, named
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing.configs.fields import (
     DTYPES,
@@ -88,7 +88,7 @@ def _read_layout(fields: Fields, plugin: str, num_gpus: int) -> tuple[Layout, tu
     fields.require_off(
         f"{FSDP}offload_params",
         "weights in the host's memory",
-        "set it to false; --offload prices the optimizer's moments there",
+        Sentence("set it to false; ", named("offload"), " prices the optimizer's moments there"),
     )
     if degrees.cp > 1 and degrees.cp_type == "ulysses":
         raise InputError(
@@ -133,7 +133,7 @@ def _deepspeed_layout(
     config_file = f"{DEEPSPEED}deepspeed_config_file"
     if fields.has_value(config_file):
         path = fields.values[config_file]
-        raise InputError(f"{fields.where}: {config_file} says the stage; give {path} itself as --config")
+        raise InputError(f"{fields.where}: {config_file} says the stage; give {path} itself")
     offload, notes = read_offload(fields, f"{DEEPSPEED}offload_optimizer_device", f"{DEEPSPEED}offload_param_device")
     ranks = remaining_ranks(fields, "parallelism_config_sp_size", num_gpus, degrees.tp * degrees.cp)
     layout = zero_layout(fields, f"{DEEPSPEED}zero_stage", ranks, degrees.tp, degrees.cp, default=2)

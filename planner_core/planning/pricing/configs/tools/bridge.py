@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core import InputError, short
+from planner_core.core import InputError, named, short
 from planner_core.planning.pricing.configs.fields import Fields, Setup, Table
 from planner_core.planning.pricing.configs.neutral import is_risky
 from planner_core.planning.pricing.configs.python_text import CALL
@@ -62,7 +62,8 @@ def read(fields: Fields, num_gpus: int) -> Setup:
     if any(n.partition(".")[0] == "peft" and v is not None for n, v in fields.values.items()):
         raise InputError(
             f"{fields.where}: peft puts adapters beside weights that it freezes, which the model's config does not say; give the model "
-            "with its adapters as path.py:function, and its layout as --layout"
+            "with its adapters as path.py:function, and its layout as ",
+            named("layout"),
         )
     fields.ignore(TABLE.no_effect)
     fields.tool = NEMO if any(n.startswith("trainer.") for n in fields.values) else TABLE.tool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner_core.core import InputError
+from planner_core.core import InputError, Sentence, named
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing.configs.fields import (
     Fields,
@@ -100,14 +100,21 @@ def read_offload(fields: Fields, optimizer: str, weights: str) -> tuple[dict[str
     fields.require_off(
         weights,
         "weights in the host's memory",
-        "set it to none; --offload prices the optimizer's moments there, and zero stage 3 (--layout fsdp=N) shards the weights",
+        Sentence(
+            "set it to none; ",
+            named("offload"),
+            " prices the optimizer's moments there, and zero stage 3 (",
+            named("layout", "fsdp=N"),
+            ") shards the weights",
+        ),
     )
     device = fields.read_word(optimizer, "none")
     if device in ("none", "false"):
         return {}, ()
     if device != "cpu":
         raise InputError(
-            f"{fields.where}: {optimizer} {device} keeps states on a disk, which cannot be priced; --offload prices them in "
-            "the host's memory"
+            f"{fields.where}: {optimizer} {device} keeps states on a disk, which cannot be priced; ",
+            named("offload"),
+            " prices them in the host's memory",
         )
     return {"offload": True}, (f"{optimizer} cpu of {fields.where}: {STATES_ON_HOST}",)

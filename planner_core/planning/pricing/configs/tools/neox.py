@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner_core.core import InputError
+from planner_core.core import InputError, named
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing.configs.fields import (
     Fields,
@@ -68,7 +68,8 @@ def read(fields: Fields, num_gpus: int) -> Setup:
     stage = fields.read_int("zero_optimization.stage", 0, least=0)
     if stage > 1:
         raise InputError(
-            f"{fields.where}: zero_optimization.stage {stage} is not read; set it to 1, or state --layout dp={ranks},zero={stage}"
+            f"{fields.where}: zero_optimization.stage {stage} is not read; set it to 1, or state ",
+            named("layout", f"dp={ranks},zero={stage}"),
         )
     for name in ("zero_optimization.cpu_offload", "partition_activations"):
         fields.require_off(name, "memory of the host or of other ranks")

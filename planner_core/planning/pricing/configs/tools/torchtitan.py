@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core import OPTIMIZER_KERNELS, InputError
+from planner_core.core import OPTIMIZER_KERNELS, InputError, Sentence, named
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing.configs.fields import (
     Fields,
@@ -82,7 +82,9 @@ def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
     """Read a run by torchtitan. Its tensor parallelism includes sequence parallelism. Ranks without another degree shard the weights, and
     so do the context ranks."""
     fields.require_off(
-        "training.enable_cpu_offload", "weights in the host's memory", "--offload prices the optimizer's moments there"
+        "training.enable_cpu_offload",
+        "weights in the host's memory",
+        Sentence(named("offload"), " prices the optimizer's moments there"),
     )
     layout = _read_layout(fields, num_gpus)
     options = fields.read_options(TABLE)
@@ -226,7 +228,8 @@ def _low_precision_note(fields: Fields) -> tuple[str, ...]:
     if "lora" in converters:
         raise InputError(
             f"{fields.where}: {name} puts adapters (LoRA) beside weights that it freezes; give the model with its adapters as "
-            "path.py:function, and its layout as --layout"
+            "path.py:function, and its layout as ",
+            named("layout"),
         )
     kind = next((kind for kind in ("float8", "mxfp8", "nvfp4", "quantize") if kind in converters), "")
     note = f"{name} of {fields.where}: products in {kind} are faster than in 16 bits, in which they are priced"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner_core.core import InputError
+from planner_core.core import InputError, Sentence, named
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing.configs.fields import (
     Fields,
@@ -203,14 +203,19 @@ def _read_adapters(fields: Fields, kind: str, rank: str, targets: str) -> tuple[
         plain = value in ("none", "", "false", "0", "full") or (name == kind and lora)
         if plain or (nf4 and value in IN_4_BITS.get(name, ())):
             continue
-        advice = (
-            f"; --lora {fields.values.get(rank) or 8} with --layout prices frozen weights in 16 bits, and --nf4 beside it in 4"
-            if value != "freeze"
-            else ""
+        advice = Sentence(
+            "; ",
+            named("lora", fields.values.get(rank) or 8),
+            " with ",
+            named("layout"),
+            " prices frozen weights in 16 bits, and ",
+            named("nf4"),
+            " beside it in 4",
         )
         raise InputError(
             f"{fields.where} ({fields.tool}): {name} {value} freezes or quantises weights of the model in a way that its config does not "
-            f"say; give the model as it is trained by path.py:function{advice}"
+            "say; give the model as it is trained by path.py:function",
+            *((advice,) if value != "freeze" else ()),
         )
     fields.read.update((targets, *DOUBLE_QUANTIZATION))
     if not lora:
@@ -271,7 +276,9 @@ def _read_layout(fields: Fields, num_gpus: int, degrees: FsdpDegrees) -> tuple[L
         )
     for name in ("fsdp_config.fsdp_offload_params", "fsdp_config.offload_params", "fsdp_config.cpu_offload"):
         fields.require_off(
-            name, "weights in the host's memory", "set it to false; --offload prices the optimizer's moments there"
+            name,
+            "weights in the host's memory",
+            Sentence("set it to false; ", named("offload"), " prices the optimizer's moments there"),
         )
     reshard = fields.read_word(
         fields.first_set("fsdp_config.reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward"), "true"
@@ -285,9 +292,10 @@ def _read_layout(fields: Fields, num_gpus: int, degrees: FsdpDegrees) -> tuple[L
     )
     uses_fsdp = words - {"false"} or any(n.startswith("fsdp_config") for n in fields.values) or degrees.shard
     if not uses_fsdp:
-        note = (
+        note = Sentence(
             f"{fields.where} has neither fsdp nor deepspeed: taken as data parallelism with whole weights; where accelerate says more, "
-            "state --layout"
+            "state ",
+            named("layout"),
         )
         return fsdp_layout(fields, num_gpus, replace(degrees, strategy="no_shard"), "tp_size"), (note,), {}
     degrees = replace(degrees, strategy="shard_grad_op" if reshard == "false" else strategy)
