@@ -51,7 +51,7 @@ class Message:
     """One collective, and where it comes from, so that a total can be opened to its parts.
 
     `source` is the tensor that it moves, or with `gradient` the tensor whose gradient it moves; `position` is the tensor's place among the
-    operands or results. `what` is the same as text. `count` is how often it runs in one step: once for each copy of the block, and for
+    operands or results. `count` is how often it runs in one step: once for each copy of the block, and for
     each micro-batch unless it runs once a step.
     `label` is the block's label in the plan. `weight` is the parameter that it moves, if it moves one. `share` is its part of the
     message (see `units.Buckets`). `load`: how many times its bytes the fullest GPU sends or gets. `behind_s` are the seconds of
@@ -59,7 +59,6 @@ class Message:
     """
 
     site: str
-    what: str
     phase: str
     kind: str
     axes: tuple[int, ...]
@@ -75,6 +74,16 @@ class Message:
     source: MessageSource = MessageSource.INSIDE
     gradient: bool = False
     position: int = 0
+
+    @property
+    def what(self) -> str:
+        """What it moves, in words: `operand 0`, `gradient of mlp.up_proj.weight`, `working copy`."""
+        if self.source is MessageSource.INSIDE:
+            return f"inside {self.site.rpartition('/')[2]}"
+        if self.category == ONCE:
+            return "gradient" if self.gradient else "working copy"
+        tensor = self.weight if self.source is MessageSource.WEIGHT else f"{self.source.value} {self.position}"
+        return f"gradient of {tensor}" if self.gradient else tensor
 
 
 def recomputed_ops(block: Block, bp: BlockPlan) -> Mapping[str, Rerun]:
@@ -129,16 +138,15 @@ def _weight_messages(buckets: Buckets, value: int, name: str, param: ParamPlan, 
     block, share = buckets.block, buckets.share(value)
     # Gradients that are summed late come whole to every rank, which then keeps its part.
     late = tuple(Step(axis, P, R) for axis in param.reduced_axes)
-    for phase, start, steps, what in (
-        ("forward", param.stored, param.refresh_steps(), "working copy"),
-        ("backward", param.gradient, late if model.late_sums else param.reduce_steps(), "gradient"),
+    for phase, start, steps in (
+        ("forward", param.stored, param.refresh_steps()),
+        ("backward", param.gradient, late if model.late_sums else param.reduce_steps()),
     ):
         gradient = phase == "backward"
         item = weight_gradient_item_bytes(block, value, model) if gradient else None
         for kind, axes, n in collectives_of_steps(block, value, steps, start, model, item, joint=True):
             yield Message(
                 name,
-                what,
                 phase,
                 kind,
                 axes,
@@ -177,7 +185,6 @@ def result_messages(block: Block, op: Op, site: SitePlan, rerun: Rerun | None, m
             for kind, axes, n in steps:
                 last = Message(
                     op.name,
-                    f"result {position}",
                     phase,
                     kind,
                     axes,
@@ -193,7 +200,6 @@ def result_messages(block: Block, op: Op, site: SitePlan, rerun: Rerun | None, m
         for kind, axes, n in collectives_of_steps(block, value, edge.backward, edge.dst.gradient, model):
             yield Message(
                 op.name,
-                f"gradient of result {position}",
                 "backward",
                 kind,
                 axes,
@@ -217,23 +223,19 @@ def _operand_messages(
     block, share = buckets.block, buckets.share(value)
     v = block.values[value]
     weight = v.kind == "parameter"
-    category, what = (BESIDE, v.name) if weight else (WAIT, f"operand {position}")
-    source = MessageSource.WEIGHT if weight else MessageSource.OPERAND
+    category, source = (BESIDE, MessageSource.WEIGHT) if weight else (WAIT, MessageSource.OPERAND)
     there = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
     # A gathered weight is freed after forward. Backward gathers it again only if its kernel reads the weight.
     regather = weight and value in op.saved
     for phase, steps in (("forward", there), ("backward", there if regather or recomputed else [])):
         yield from (
-            Message(
-                op.name, what, phase, kind, axes, n, 1, category, "", v.name, share, source=source, position=position
-            )
+            Message(op.name, phase, kind, axes, n, 1, category, "", v.name, share, source=source, position=position)
             for kind, axes, n in steps
         )
     item = weight_gradient_item_bytes(block, value, model) if weight else None
     for kind, axes, n in collectives_of_steps(block, value, edge.backward, edge.dst.gradient, model, item):
         yield Message(
             op.name,
-            f"gradient of {what}",
             "backward",
             kind,
             axes,
@@ -267,7 +269,6 @@ def _internal_messages(block: Block, op: Op, site: SitePlan, model: CostModel, r
             for phase in phases:
                 yield Message(
                     op.name,
-                    f"inside {op.fn}",
                     phase,
                     c.kind,
                     (axis,),

@@ -14,6 +14,7 @@ from explorer.learn.blocks import placing
 from explorer.learn.blocks.placing import BlockMessage
 from explorer.learn.learner import STANDARD_MODEL, Learner, with_model
 from planner_core.core import Block, BlockPlan, DeviceMesh, Plan
+from planner_core.cost import MessageSource
 from planner_core.ops import Kind, operator
 from planner_core.planning import Planner
 from planner_core.planning.methods import BASELINES, EXACT
@@ -207,7 +208,7 @@ def _place_message(sent: BlockMessage, block: Block, halves: tuple[_Half, _Half]
         name = short_name(sent.weight)
         below = int(name in HALVES[1] or "post" in name)
         return PlacedMessage(below, name if name in WEIGHTS else "norm", sent)
-    i, result = index[sent.site], "result" in sent.what
+    i, result = index[sent.site], sent.source is MessageSource.RESULT
     h = int(i > halves[0].add)
     half = halves[h]
     return PlacedMessage(h, _find_gate(i, result, half), sent)

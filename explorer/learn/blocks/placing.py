@@ -20,7 +20,7 @@ OPERATOR_NAMES = {"scaled_dot_product_attention": "attention", "mul": "multiply"
 class BlockMessage:
     """One collective of one copy of a block: `moved` is what it puts right, e.g. "result: P to R".
 
-    `site`, `what` and `weight` say where it comes from in the plan (`planner_core.cost.Message`), `axes` are its mesh axes.
+    `site`, `source` and `weight` say where it comes from in the plan (`planner_core.cost.Message`), `axes` are its mesh axes.
     """
 
     phase: str
@@ -30,7 +30,7 @@ class BlockMessage:
     num_bytes: int
     seconds: float
     site: str = ""
-    what: str = ""
+    source: MessageSource = MessageSource.INSIDE
     weight: str = ""
     axes: tuple[int, ...] = (0,)
 
@@ -91,7 +91,7 @@ def _list_messages(model: CostModel, graph: Graph, plan: BlockPlan, name: str) -
         )
         size = m.count * m.num_bytes
         rows.append(
-            BlockMessage(m.phase, _place_name(m.site), moved, m.kind, size, seconds, m.site, m.what, m.weight, m.axes)
+            BlockMessage(m.phase, _place_name(m.site), moved, m.kind, size, seconds, m.site, m.source, m.weight, m.axes)
         )
     return tuple(rows)
 

@@ -104,11 +104,11 @@ class _UnitBuilder:
         self.sites: dict[tuple[str, str], list[Message]] = defaultdict(list)
         self.once: dict[tuple[str, str], list[Message]] = defaultdict(list)
         for m in messages(plan.blocks, graph, model):
-            (self.once if m.site == m.weight else self.sites)[m.label, m.site].append(self._of_one_copy(m))
+            (self.once if m.category == ONCE else self.sites)[m.label, m.site].append(self._of_one_copy(m))
 
     def _of_one_copy(self, m: Message) -> Message:
         # Messages are counted for all copies and micro-batches; an event is of one copy in one pass.
-        copies = len(self.plan.blocks[m.label].prefixes) * (1 if m.site == m.weight else self.workload.accumulate)
+        copies = len(self.plan.blocks[m.label].prefixes) * (1 if m.category == ONCE else self.workload.accumulate)
         return replace(m, count=m.count // copies)
 
     def build(self) -> list[ScheduledUnit]:
@@ -151,7 +151,7 @@ class _UnitBuilder:
         sent = self.sites[self.labels[prefix], op.name]
         # A weight that is gathered at its operator is waited for there, as any operand that is redistributed.
         if inside := {block.values[v].name for v in op.inputs if stays.is_gathered_at(block, op, v)}:
-            sent = [replace(m, category=WAIT) if m.weight in inside and m.site != m.weight else m for m in sent]
+            sent = [replace(m, category=WAIT) if m.weight in inside else m for m in sent]
         for m in sent:
             if m.category == WAIT:
                 (unit.forward if m.phase == "forward" else unit.backward).append(m)
