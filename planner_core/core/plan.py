@@ -362,6 +362,11 @@ class Plan:
     to two axes, and of the larger meshes that were searched. None where nothing is known, as of a plan from a file."""
 
     @property
+    def preference(self) -> tuple[bool, float]:
+        """What orders plans of one workload: first those that fit, by their steps; then those that do not, by their memory."""
+        return not self.fits, self.cost.step_time_s if self.fits else self.cost.memory_bytes["peak"]
+
+    @property
     def accumulate(self) -> int:
         """Micro-batches of a step."""
         return int(self.workload.get("accumulate", 1))

@@ -284,8 +284,7 @@ class Planner:
             return plan
         others = (with_recompute(self, policy).of_layout(layout, name) for policy in RECOMPUTE if policy != "auto")
         plans = [plan, *filter(None, others)]
-        quickest = min((p for p in plans if p.fits), key=lambda p: p.cost.step_time_s, default=None)
-        return quickest or min(plans, key=lambda p: p.cost.memory_bytes["peak"])
+        return min(plans, key=lambda p: p.preference)
 
     def _fastest_of_layout(self, layout: Layout, name: str) -> Plan | None:
         if unsearchable_faults(self.graph, layout):

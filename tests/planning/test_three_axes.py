@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from planner_core.core import Plan
 from planner_core.planning import choose_mesh
+from planner_core.planning.fitting import three_axes
 from planner_core.planning.fitting.three_axes import meshes_of_three, with_third_axis
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
@@ -72,6 +74,25 @@ def test_a_plan_of_two_axes_stays_if_it_is_better() -> None:
     best = searched(FEW_SAMPLES)
     faster = replace(best, cost=replace(best.cost, step_time_s=best.cost.step_time_s / 2))
     assert with_third_axis(planner, faster, lambda text: None) is faster
+
+
+def test_where_nothing_fits_the_plan_of_less_memory_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its note says that no plan needs less, so a shorter step counts for nothing."""
+    planner, best = prepare_planner(FEW_SAMPLES, None), searched(FEW_SAMPLES)
+
+    def too_large(step: float, memory: float) -> Plan:
+        peak = int(memory * best.cost.memory_bytes["peak"])
+        cost = replace(
+            best.cost,
+            step_time_s=step * best.cost.step_time_s,
+            memory_bytes={**best.cost.memory_bytes, "peak": peak},
+        )
+        return replace(best, fits=False, cost=cost)
+
+    plan = too_large(1, 1)
+    for other, chosen in ((too_large(0.5, 1.1), plan), (found := too_large(2, 0.9), found)):
+        monkeypatch.setattr(three_axes, "choose_mesh", lambda *args, other=other, **options: other)
+        assert with_third_axis(planner, plan, lambda text: None).cost == chosen.cost
 
 
 def test_the_plan_runs_as_predicted() -> None:

@@ -106,9 +106,7 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
             needed_bytes=refused.needed_bytes if refused else 0,
             describe_memory=refused.describe_memory if refused else None,
         )
-    planner, plan = min(
-        candidates, key=lambda c: (not c[1].fits, c[1].cost.step_time_s if c[1].fits else _peak_bytes(c[1]))
-    )
+    planner, plan = min(candidates, key=lambda c: c[1].preference)
     planner = replace_request(planner, tool=request.tool)
     if (gradients := planner.request.gradients) != summed:  # those of a plugin
         free = _choose_free(replace(unbounded, gradients=gradients), graph, say)
@@ -189,11 +187,11 @@ def _search_layer_pairs(
             for stage in (0, 3) if layout.data > 1 else (0,):
                 plan_pairs = partial(follow_tp_layout, planner, plan, layout, form.each_column, alone=True)
                 plans += filter(None, (plan_pairs(stage=stage, sequence=sequence) for sequence in token_splits))
-    best = min(plans, key=lambda p: (not p.fits, p.cost.step_time_s if p.fits else _peak_bytes(p)), default=None)
+    best = min(plans, key=lambda p: p.preference, default=None)
     if best is None:
         raise InputError("no layers of this model can be split in pairs evenly over these GPUs")
     if not best.fits and planner.request.memory_gb is not None:
-        peak = _peak_bytes(best)
+        peak = best.cost.memory_bytes["peak"]
         needed = memory_amount(peak, f"{peak / 2**30:.4g} GiB")
         raise NoPlanFits("the least memory that a plan of its layers needs is ", needed, needed_bytes=int(peak))
     return _bound_over_all(planner, best, plans)
@@ -235,10 +233,6 @@ def follow_tp_layout(
     blocks = sum_for_each_column(chosen, planner.graph, layout.axis)
     cost = price_with_host(blocks, planner.graph, cost_model_of(chosen), planner.coarse)
     return replace(chosen, blocks=blocks, cost=cost, fits=cost.memory_bytes["peak"] <= planner.budget)
-
-
-def _peak_bytes(plan: Plan) -> float:
-    return plan.cost.memory_bytes["peak"]
 
 
 def _note_tool_price(request: Request, plan: Plan, free: Plan) -> Note:

@@ -75,8 +75,7 @@ def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
         on_three = choose_mesh(planner, options, say, below=known)
     except NoPlanFits:
         return plan
-    better = (not on_three.fits, on_three.cost.step_time_s) < (not plan.fits, plan.cost.step_time_s)
-    if not better:
+    if on_three.preference >= plan.preference:
         return plan
     # The space is that of both searches, so the lower of the two bounds holds.
     bound = None if plan.bound is None or on_three.bound is None else min(plan.bound, on_three.bound)
@@ -112,9 +111,7 @@ def note_fewer_gpus(
                 )[1]
                 if timed and plan_by_part[name].fits:
                     most = min(most, plan_by_part[name].cost.step_time_s)  # the best part is told of
-    name, best = min(
-        plan_by_part.items(), key=lambda item: (not item[1].fits, item[1].cost.step_time_s), default=("", plan)
-    )
+    name, best = min(plan_by_part.items(), key=lambda item: item[1].preference, default=("", plan))
     best_s, step_s = best.cost.step_time_s, plan.cost.step_time_s
     if not best.fits or best_s > step_s * (1 - GAIN):
         return ()
