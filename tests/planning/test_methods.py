@@ -279,7 +279,7 @@ def test_alpas_plan_does_no_product_twice(name: str, mesh: str) -> None:
 
 def test_the_size_of_a_space_grows_with_the_copies_that_may_differ() -> None:
     """One more layer of GPT-2 is as many more choices every time; where all copies are alike it is none."""
-    for method, more in (("exact", True), ("alpa", True), ("tap", False)):
+    for method, more in (("exact", True), ("tap", False)):
         size = [
             count_spaces(planned(Request("gpt2-xl", cluster="1x8-h100", mesh="8", layers=n, method=method)))[method]
             for n in (2, 3, 4)

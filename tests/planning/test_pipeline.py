@@ -118,7 +118,7 @@ def test_every_factorisation_is_searched(cluster: str) -> None:
         assert free.bound <= one.cost.gpu_time_s * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(("model", "batch"), [("gpt2-xl", 2), ("bert-large", None)])
+@pytest.mark.parametrize(("model", "batch"), [("gpt2-xl", 2), pytest.param("bert-large", None, marks=pytest.mark.slow)])
 def test_no_single_mesh_has_a_shorter_step_than_the_answer(model: str, batch: int | None) -> None:
     """The waits of the GPUs for their host, most of this step, count in what leads the answer. With two samples neither a trade-off nor a
     baseline is as short as the best plan of one axis."""

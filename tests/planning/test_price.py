@@ -255,7 +255,7 @@ def test_speed_is_tokens_over_seconds_and_gpus() -> None:
     assert run["cost"] == pytest.approx(run["days"] * 24 * 8 * 2.0)
 
 
-@pytest.mark.parametrize("model", ["llama-3-8b", "gpt2-xl"])
+@pytest.mark.parametrize("model", ["llama-3-8b", pytest.param("gpt2-xl", marks=pytest.mark.slow)])
 def test_the_best_plan_takes_as_long_as_its_layout(model: str) -> None:
     """Without a batch `price` took one sample of a rank and `plan` the model's own batch, so that their step times told nothing."""
     best = shardscope.plan(model, cluster="1x8-h100", layers=2, tool="fsdp2").best
