@@ -88,6 +88,7 @@ def collective_times(plan: Plan, graph: Graph) -> list[CollectiveTime]:
             continue
         best = min(algorithms(m.kind, link), key=lambda a: a.seconds(m.num_bytes))
         wire_size = wire_bytes(m.kind, m.num_bytes, link.size)
+        # A weight is a part of its bucket's message: a quarter of the bucket takes a quarter of its seconds, latency included.
         each_s = m.share * best.seconds(m.num_bytes / m.share)
         times.append(CollectiveTime(m, wire_size, best.name, best.fixed_s, best.s_per_byte, each_s))
     return times

@@ -39,6 +39,7 @@ def group_by_cost(block: Candidates) -> CandidateMarks:
     """Group the candidates that can run by their cost as drawn."""
     index = np.flatnonzero(can_run(block))
     points = np.stack([block.model_comm_s[index] * 1e3, block.model_memory_bytes[index] / 2**30]).astype(np.float32)
+    # One complex number for each point, so that `unique` compares both costs at once; in float32 they differ as they are drawn.
     as_complex = np.ascontiguousarray(points.T).view(np.complex64).ravel()
     _, first, count = np.unique(as_complex, return_index=True, return_counts=True)
     return CandidateMarks(points[0, first], points[1, first], index[first].astype(np.int32), count)

@@ -25,6 +25,7 @@ class PacedProgress:
     def __call__(self, text: str) -> None:
         """Report what is under way. Raises TimeoutError where the search takes too long."""
         now = time.monotonic()
+        # Before the report is held back: a search that reports often must end in time too.
         if now - self._began_s > self.max_s:
             raise TimeoutError
         if now - self._reported_s > REPORT_INTERVAL_S:

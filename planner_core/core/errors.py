@@ -172,6 +172,7 @@ class NoPlanFits(PlannerError):
         describe_memory: Callable[[], str] | None = None,
     ) -> None:
         super().__init__(*message)
+        # What fills the memory is a function, since searches raise and catch this error many times and few ask for it.
         self.needed_bytes, self.bound, self.describe_memory = needed_bytes, bound, describe_memory
 
     def with_memory(self) -> NoPlanFits:

@@ -99,6 +99,7 @@ def _describe_fault(error: Any, expected: Mapping[str, str]) -> str:
 
 
 def _expected_words(path: list[Any], schema: Mapping[str, Any], expected: Mapping[str, str]) -> str:
+    # Which GPUs there are is not in the schema, so the caller may say it of a field at the top.
     words = expected.get(path[0]) if len(path) == 1 else None
     return words or str(schema.get("expected", ""))
 

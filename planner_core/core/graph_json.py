@@ -44,6 +44,7 @@ def graph_from_json(data: Mapping[str, Any], *, batch: int | None = None, seq: i
     """Return the graph for the given workload (default: the snapshot's own). Raises InputError for a bad file."""
     if data.get("schema") != GRAPH_SCHEMA:
         raise InputError(f"graph schema {data.get('schema')!r} is not {GRAPH_SCHEMA!r}; capture the model again")
+    # A graph whose shapes are plain numbers is of one workload; of a text such as "b*s" any may be asked for.
     workload = {"batch": batch or data["workload"]["batch"], "seq": seq or data["workload"]["seq"]}
     read = _Reader(workload["batch"], workload["seq"])
     blocks = [read.read_block(b) for b in data["blocks"]]

@@ -253,6 +253,7 @@ def _stage_faults(plan: Plan) -> Iterator[str]:
         return
     if len(cut.copies) % cut.ranks or len(cut.copies) != len(cost.stages):
         yield f"{len(cut.copies)} stages on {cut.ranks} ranks, with the cost of {len(cost.stages)}"
+    # "" is the top block, which runs once and in no stage alone.
     calls = sum(len(block.prefixes) for label, block in plan.blocks.items() if label)
     if sum(cut.copies) != calls:
         yield f"its stages run {sum(cut.copies)} copies of blocks, and it has {calls}"

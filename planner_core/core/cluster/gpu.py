@@ -125,6 +125,7 @@ def gpu_from_json(data: Any, where: str) -> Gpu:
         except InputError as error:
             raise InputError(f"{where}: {error}, or write the GPU's figures there") from None
     return Gpu(
+        # An efficiency that a file leaves out is 1: prices are then a lower bound by the vendor's peaks.
         name=data.get("name", "my-gpu"),
         peak_flops=tuple((dtype, float(peak)) for dtype, peak in data["peak_flops"].items()),
         flops_efficiency=float(data.get("flops_efficiency", 1.0)),

@@ -96,6 +96,7 @@ class Software:
 
 
 _OVERRIDES = ("attention", "optimizer_kernels", "loss")
+"""The fields of a stack that a run may state in its place; `compiled` and `gradients` are of the run alone, and no stack has them."""
 SOFTWARE = tuple(f.name for f in fields(Software))
 """The names of all that a run may state of its software."""
 

@@ -101,6 +101,7 @@ class Workload(Software):
         """Return the bytes per element of a gradient while it is summed. `item_bytes` is that of the compute dtype."""
         if self.gradients is None:
             return self.kept_item(item_bytes)
+        # A sum never has fewer bytes than its terms: a float32 model with gradients=bfloat16 sums in float32.
         return max(item_bytes, ITEM_BYTES[self.gradients])
 
     def updated_item(self, item_bytes: int) -> int:
