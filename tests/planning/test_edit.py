@@ -100,6 +100,7 @@ def test_what_cannot_be_says_why() -> None:
     assert "has 1 dim" in why(("GPT2Block", "ln_1.weight"), R, Shard(1))
     assert "never stored as the terms of a sum" in why(("GPT2Block", "mlp.c_fc.weight"), P, R)
     assert "there is no weight" in why(("GPT2Block", "no.such"), R, R)
+    assert "did you mean GPT2Block/mlp.c_fc.weight?" in why(("GPT2Block", "mlp.c_fc.weights"), R, R)
     assert "2 mesh axes" in why(("GPT2Block", "mlp.c_fc.weight"), R)
     assert "no way to run ln_1 uses it split so" in why(("GPT2Block", "ln_1.weight"), R, Shard(0))
 

@@ -37,6 +37,7 @@ from planner_core.core import (
     format_placements,
     glob_name,
     join_name,
+    nearest,
     parse_placements,
 )
 from planner_core.cost import block_of
@@ -122,7 +123,7 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
     for weight, placements in changes.items():
         if weight not in weights:
             raise InputError(
-                f"there is no weight {join_name(*weight)!r} in this plan; the page Plans lists its weights"
+                f"there is no weight {weight_key(weight)!r} in this plan; {nearest(weight_key(weight), [*map(weight_key, weights)])}"
             )
         if len(placements) != len(plan.mesh.axis_sizes):
             needed, stated = len(plan.mesh.axis_sizes), format_placements(placements)

@@ -264,7 +264,7 @@ def note_repeated_work(plan: Plan) -> tuple[Note, ...]:
         named("batch", more),
         f" would use all {mesh.num_devices:,} GPUs",
     )
-    return (Note(Sentence(sentence), NoteKind.REPEATED_WORK),)
+    return (Note(sentence, NoteKind.REPEATED_WORK),)
 
 
 def idle_axes(plan: Plan, graph: Graph) -> list[int]:
