@@ -63,7 +63,7 @@ from planner_core.planning.planner import Planner, candidate_meshes, prepare_pla
 from planner_core.planning.request import THOROUGH, Progress, Request, rare_collections
 from planner_core.planning.result import Result
 from planner_core.planning.stages import STAGED_NAMES, StagedPlan, find_staged_plans, may_use_stages
-from planner_core.planning.stages.answer import limit_gap_to_one_stage, why_no_stages
+from planner_core.planning.stages.answer import limit_gap_to_one_stage
 from planner_core.search import OBJECTIVES, TIE
 
 
@@ -330,11 +330,12 @@ def search_stages(draft: Draft) -> tuple[Draft, str]:
     """Search the best plan with pipeline stages, where stages may win and the request leaves them open."""
     if not may_use_stages(draft.request, draft.planner.cluster, draft.source):
         return draft, "one node, or the request or the model leaves no room for stages"
+    asked = draft.request, draft.chosen, draft.usual, draft.say, draft.source, draft.planner
     try:
-        staged = find_staged_plans(draft.request, draft.chosen, draft.say, draft.source, draft.planner)
+        staged, found = find_staged_plans(*asked)
     except PlannerError as error:  # the answer of one stage stands without it
         return draft, f"stages could not be searched: {error.sentence}"
-    return replace(draft, staged=staged), "stages are quicker" if staged else why_no_stages(draft.chosen, draft.usual)
+    return replace(draft, staged=staged), found
 
 
 FIRST_PASSES: Mapping[str, Pass] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from planner_core.core import Cluster, Graph, InputError, Note, NoteKind, Plan, Sentence, time_amount
@@ -13,7 +13,7 @@ from planner_core.planning.methods import BASELINES, EXACT, megatron_fault, tool
 from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
-from planner_core.planning.stages.search import StagedPlan, search_stages
+from planner_core.planning.stages.search import StagedPlan, find_smallest_stages, search_stages
 from planner_core.planning.stages.tool_forms import FORMS
 
 STOCK_TOOL, STOCK_PLAN_NAME = "megatron", "Megatron-LM with stages"
@@ -25,15 +25,26 @@ STAGED_NAMES = (STAGES_PLAN_NAME, STOCK_PLAN_NAME)
 def find_staged_plans(
     request: Request,
     chosen: Plan,
+    shown: Iterable[Plan],
     say: Progress = lambda text: None,
     source: GraphSource = None,
     like: Planner | None = None,
-) -> tuple[StagedPlan, ...]:
+) -> tuple[tuple[StagedPlan, ...], str]:
     """Find the best plan with stages for the same samples a step, after the best of those that a stock tool can be told.
 
-    The best of all is the last (docs/CONTRACT.md). Empty unless stages are quicker than the `chosen` plan of one stage. A tool's request
-    gets the best plan of that tool alone, and a model that the stock tool cannot state the best of all alone. `like`: the planner of the
-    chosen plan, whose graphs are reused."""
+    The best of all is the last (docs/CONTRACT.md). There are none unless stages are quicker than the `chosen` plan of one stage. The
+    sentence says so, or whether one of the `shown` plans is; where no plan fits, also what stages take that take less memory. `like`: the
+    planner of the chosen plan, whose graphs are reused."""
+    if staged := _list_staged_plans(request, chosen, say, source, like):
+        return staged, "stages are quicker"
+    return (), why_no_stages(chosen, shown) + _describe_smallest_stages(request, chosen, say, source, like)
+
+
+def _list_staged_plans(
+    request: Request, chosen: Plan, say: Progress, source: GraphSource, like: Planner | None
+) -> tuple[StagedPlan, ...]:
+    """Return the plans of `find_staged_plans`. A tool's request gets the best plan of that tool alone, and a model that the stock tool
+    cannot state the best of all alone."""
     best = _find_staged_plan(request, chosen, say, source, like)
     if best is None:
         return ()
@@ -56,6 +67,19 @@ def find_staged_plans(
         _add_notes(replace(stock, plan=row), chosen, STOCK_TOOL),
         _add_notes(best, chosen, more=f"{STOCK_PLAN_NAME} {comparison}"),
     )
+
+
+def _describe_smallest_stages(
+    request: Request, chosen: Plan, say: Progress, source: GraphSource, like: Planner | None
+) -> str:
+    """Say where no plan fits what a plan with stages takes, if one was found that takes less than the `chosen` plan."""
+    prepared = None if chosen.fits else _prepare_search(request, chosen, source, like)
+    smallest = find_smallest_stages(prepared[0], say, prepared[1]) if prepared else None
+    if smallest is None or smallest.pipeline is None:
+        return ""
+    least, shown = (plan.cost.memory_bytes["peak"] / 2**30 for plan in (smallest, chosen))
+    stages = f"{smallest.pipeline.ranks} stages of {smallest.mesh} with micro-batches of one sample"
+    return f"; {stages} take {least:.1f} GiB, where {chosen.name} takes {shown:.1f}" if least < shown else ""
 
 
 def why_no_stages(chosen: Plan, shown: Iterable[Plan]) -> str:
@@ -98,13 +122,23 @@ def _find_staged_plan(
     request: Request, chosen: Plan, say: Progress, source: GraphSource, like: Planner | None
 ) -> StagedPlan | None:
     """Find the best plan with stages that the request's tool can be told; None unless it is quicker than the `chosen` plan."""
+    prepared = _prepare_search(request, chosen, source, like)
+    return search_stages(prepared[0], say, prepared[1], known=chosen if chosen.fits else None) if prepared else None
+
+
+def _prepare_search(
+    request: Request, chosen: Plan, source: GraphSource, like: Planner | None
+) -> tuple[Planner, Callable[[Request], Graph] | None] | None:
+    """Return the planner of a search with the samples of the `chosen` plan, and what loads graphs of others; None if the model has no
+    such micro-batch."""
     staged_request = replace(request, batch=chosen.workload["batch"], seq=chosen.workload["seq"], accumulate=1)
     load_graph = source if callable(source) else None
     try:
-        planner = prepare_planner(staged_request, load_graph(staged_request) if load_graph else None, like=like)
-    except InputError:  # the model has no such micro-batch
+        return prepare_planner(
+            staged_request, load_graph(staged_request) if load_graph else None, like=like
+        ), load_graph
+    except InputError:
         return None
-    return search_stages(planner, say, load_graph, known=chosen if chosen.fits else None)
 
 
 def _add_notes(staged: StagedPlan, chosen: Plan, tool: str | None = None, more: str = "") -> StagedPlan:

@@ -25,7 +25,8 @@ from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner, recomputation_of
 from planner_core.planning.stages.degrees import PipelineDegrees
 from planner_core.planning.stages.interleaved import Cut, find_interleaved_cut, list_interleaved_cuts
-from planner_core.planning.stages.pieces import CopyPolicy, PolicyMix, RangeCosts
+from planner_core.planning.stages.pieces import CopyPolicy, PolicyMix, RangeCosts, policy_from_plan
+from planner_core.search import Problem, find_least_memory, make_block_plans
 from planner_core.search.algebra import StageOption, best_partition
 
 STAGES_PLAN_NAME = "stages"
@@ -99,6 +100,16 @@ def plan_of_cut(
         # The cut sums pieces; the walk of its memory counts what pieces cannot, so the excess moves the budget.
         budget -= 1.01 * (peak_bytes - planner.budget)
     return None
+
+
+def plan_of_least_memory(degrees: PipelineDegrees, planner: Planner, problem: Problem) -> Plan | None:
+    """Return the plan of equal stages whose copies take the least memory of a network; None if it has no plan."""
+    if (smallest := find_least_memory(problem)) is None:
+        return None
+    blocks, ends = make_block_plans(problem, smallest), ops_at_the_ends(planner.coarse)
+    policy = policy_from_plan("least memory", blocks, problem.coarse.graph, problem.model, ends, degrees.pipe)
+    cut = find_even_cut(degrees, RangeCosts([policy], degrees.micro_batches, math.inf), math.inf)
+    return price_cut(degrees, planner, [policy], cut).plan() if cut else None
 
 
 def price_cut(degrees: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], cut: Cut) -> PricedCut:

@@ -13,8 +13,8 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from planner_core.core import ITEM_BYTES
-from planner_core.cost import least_boundary_bytes
+from planner_core.core import ITEM_BYTES, Plan
+from planner_core.cost import cost_model_of, least_boundary_bytes, least_host_seconds
 from planner_core.cost.communication import AxisLink, collective_time, pipe_link, rank_links
 from planner_core.cost.memory import WeightBytes, has_working_copy, weight_bytes
 from planner_core.planning.planner import Planner
@@ -141,3 +141,10 @@ class DegreeEstimates:
     def _sample_bytes(self) -> float:
         """Bytes that pass between two stages for one sample, where the fewest do."""
         return least_boundary_bytes(self.planner.graph.top) / self.planner.workload.batch
+
+
+def least_host_s(planner: Planner, plan: Plan) -> tuple[float, float]:
+    """Return the least seconds in which a host issues a micro-batch of the whole model, and what comes once a step, on a plan's
+    software."""
+    one, two = (least_host_seconds(planner.graph, cost_model_of(plan), n) for n in (1, 2))
+    return two - one, 2 * one - two

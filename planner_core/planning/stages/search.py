@@ -44,8 +44,6 @@ from planner_core.core import (
 )
 from planner_core.cost import (
     Component,
-    cost_model_of,
-    least_host_seconds,
     ops_at_the_ends,
 )
 from planner_core.planning.fitting.shortage import states_can_fit
@@ -53,9 +51,9 @@ from planner_core.planning.methods import list_switches
 from planner_core.planning.methods.legality import unsearchable_faults
 from planner_core.planning.planner import Planner, prepare_planner, with_recompute, with_zero
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.stages.cuts import find_cut, plan_of_cut
+from planner_core.planning.stages.cuts import find_cut, plan_of_cut, plan_of_least_memory
 from planner_core.planning.stages.degrees import MICRO_BATCH_SAMPLES, ModelKey, PipelineDegrees, list_degrees
-from planner_core.planning.stages.estimates import DegreeEstimates
+from planner_core.planning.stages.estimates import DegreeEstimates, least_host_s
 from planner_core.planning.stages.pieces import CopyPolicy, RangeCosts, policy_from_plan
 from planner_core.planning.stages.rank_bound import RankBound, rank_bound
 from planner_core.planning.stages.tool_forms import FORMS, MOST_ZERO_OF_TOOLS
@@ -103,6 +101,13 @@ def search_stages(
     return _StageSearch(planner, say, load_graph, known).run()
 
 
+def find_smallest_stages(
+    planner: Planner, say: Progress = lambda text: None, load_graph: Callable[[Request], Graph] | None = None
+) -> Plan | None:
+    """Return a plan with stages of little memory, for an answer where none fits; None if the model has none."""
+    return _StageSearch(planner, say, load_graph, None).find_smallest()
+
+
 class _StageSearch:
     """The state of one search.
 
@@ -137,7 +142,7 @@ class _StageSearch:
             * (COMPUTE_SHARE_WITHOUT_RECOMPUTE if recomputes else 1.0)
             * (known.cost.gpu_compute_s if known else 0.0)
         )
-        self.host_s = _least_host_s(planner, known) if known else (0.0, 0.0)
+        self.host_s = least_host_s(planner, known) if known else (0.0, 0.0)
         self.form = FORMS.get(str(planner.request.tool))
         highest = min(planner.workload.zero, MOST_ZERO_OF_TOOLS if self.form else max(ZERO_STAGES))
         admitted = planner.request.zero_stages
@@ -171,6 +176,20 @@ class _StageSearch:
             return None
         plan, planner, _ = self.best
         return StagedPlan(plan, planner, self.least_step_s(plan.cost.step_time_s))
+
+    def find_smallest(self) -> Plan | None:
+        """Return the plan of least memory among those of the fewest and of the most ranks: of one sample at once, all recomputed, with the
+        most tensor ranks and the highest ZeRO stage."""
+        ones = [d for d in self.degrees if d.samples == d.virtual == 1]
+        most = [d for d in ones if d.tensor == max(other.tensor for other in ones)]
+        # Few ranks share the states of embedding and head among more GPUs, many hold fewer whole weights where no data rank shards them.
+        requested, plans = self.first.request.recompute, []
+        for d in dict.fromkeys(replace(d, zero=self.estimates.zero_stages[-1]) for d in (*most[:1], *most[-1:])):
+            self.say(Sentence(f"the least memory of {d.ranks} stages, each on ", d.mesh.term))
+            problem = self.problem(d, STRONG_RECOMPUTATIONS[-1] if requested == "auto" else requested, uniform=True)
+            if (planner := self.planner(d)) and problem and (plan := plan_of_least_memory(d, planner, problem)):
+                plans.append(plan)
+        return min(plans, key=lambda plan: plan.cost.memory_bytes["peak"], default=None)
 
     def find_micro_batches(self, candidates: list[PipelineDegrees]) -> None:
         """Find what a micro-batch takes, by one search without a budget for all degrees with the same work."""
@@ -473,10 +492,3 @@ class _StageSearch:
         blocks, ends = make_block_plans(problem, result.assignment), ops_at_the_ends(self.first.coarse)
         name = f"{recompute} {share:g}"
         return policy_from_plan(name, blocks, problem.coarse.graph, problem.model, ends, d.pipe), result.bound
-
-
-def _least_host_s(planner: Planner, plan: Plan) -> tuple[float, float]:
-    """Return the least seconds in which a host issues a micro-batch of the whole model, and what comes once a step, on a plan's
-    software."""
-    one, two = (least_host_seconds(planner.graph, cost_model_of(plan), n) for n in (1, 2))
-    return two - one, 2 * one - two
