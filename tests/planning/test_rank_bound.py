@@ -135,6 +135,13 @@ def test_sends_between_all_stages_are_in_the_bound() -> None:
     assert bound.least_step_s(d, 8, 4.0) == pytest.approx(74.5)
 
 
+def test_copies_of_all_turns_delay_the_ranks_behind() -> None:
+    """40 copies of 4 s on 4 ranks of two stages, 4 micro-batches: each rank works 40 s, and equal stages take 40 x (1 + 3 / 8) = 55 s. Waits
+    for a copy a stage are 1.5 s, and those for the copies of 10 on each rank 7.5 s if none could move."""
+    bound = bound_of([(4.0, 1.0, 1.0)], 1e9, [1, 4], [0.0])
+    assert 44.0 < bound.least_step_s(PipelineDegrees(4, 2, 1, 1, 1, 4), 40) < 47.5
+
+
 def test_the_head_is_work_of_the_last_rank_alone() -> None:
     """8 copies of 2 s and a head of 1.5 s on 2 ranks: 4 copies and the head take 9.5 s, and 5 copies on the first rank 10 s."""
     bound = replace(bound_of([(2.0, 1.0, 1.0)], 1e9, [1, 2], [0.0]), ends_s=(0.0, 1.5))

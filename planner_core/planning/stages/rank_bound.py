@@ -91,7 +91,7 @@ class RankBound:
             # Each stage of a rank has one copy. The others are cheapest where the fewest micro-batches are in flight.
             more = np.floor((room - least.sum(axis=2)) / least.min(axis=2) + 1e-9).min(axis=(1, 2))
             most = d.virtual + more
-            if more.min() < 0 or most.sum() < copies:
+            if more.min() < 0 or most.sum() < copies or seconds < self._mean_step_s(d, copies, most, send_s):
                 return False
             if d.virtual > 1:  # other stages of a rank follow behind
                 return True
@@ -100,6 +100,21 @@ class RankBound:
             known, before = before, np.maximum(before, copies - np.cumsum(most[::-1])[::-1])
             if np.array_equal(known, before):
                 return True
+
+    def _mean_step_s(self, d: PipelineDegrees, copies: int, most: Floats, send_s: float) -> float:
+        """Return the work and the waits of the mean rank, in the mean of all turns, if no rank has more than `most` [rank] copies.
+
+        Where `PipelineDegrees.mean_wait_s` takes a copy a stage, here in each turn the copies of a rank delay all ranks behind it. They delay
+        least if the last ranks have as many as they can. Example: 2 ranks of two stages, 8 copies of 1 s a micro-batch, at most 5 on a rank:
+        the first rank has 3 copies, which delay the other one, so the mean rank waits 3 s / 2 ranks / 2 turns."""
+        if d.virtual > 1 and d.micro_batches % d.ranks:
+            return 0.0
+        behind = np.arange(d.ranks)[::-1]
+        behind_most = np.cumsum(most[::-1])[::-1] - most
+        dealt = np.clip(copies - behind_most, 0, most)
+        delays_s = float((behind * dealt).sum()) / d.virtual * self.pass_s / d.micro_batches
+        sends = (d.virtual - 1) / 2 * d.ranks + (d.ranks - 1) / 2
+        return (copies * self.pass_s + sum(self.ends_s) + delays_s) / d.ranks + sends * send_s
 
 
 def rank_bound(problem: Problem, budget: float, ranks: int, copies: int) -> RankBound:
