@@ -104,9 +104,9 @@ class RankBound:
     def _mean_step_s(self, d: PipelineDegrees, copies: int, most: Floats, send_s: float) -> float:
         """Return the work and the waits of the mean rank, in the mean of all turns, if no rank has more than `most` [rank] copies.
 
-        Where `PipelineDegrees.mean_wait_s` takes a copy a stage, here in each turn the copies of a rank delay all ranks behind it. They delay
-        least if the last ranks have as many as they can. Example: 2 ranks of two stages, 8 copies of 1 s a micro-batch, at most 5 on a rank:
-        the first rank has 3 copies, which delay the other one, so the mean rank waits 3 s / 2 ranks / 2 turns."""
+        Where `PipelineDegrees.mean_wait_s` takes a copy a stage, here in each turn the copies of a rank delay all ranks behind it. They
+        delay least if the last ranks have as many as they can. Example: 2 ranks of two stages, 8 copies of 1 s a micro-batch, at most 5 on
+        a rank: the first rank has 3 copies, which delay the other one, so the mean rank waits 3 s / 2 ranks / 2 turns."""
         if d.virtual > 1 and d.micro_batches % d.ranks:
             return 0.0
         behind = np.arange(d.ranks)[::-1]
