@@ -19,6 +19,7 @@ from planner_core.search.budget.memory_fit import (
     infeasible_answer,
     no_plan_fits,
     rough_plan_fits,
+    simulated_peak,
 )
 from planner_core.search.budget.pareto_front import find_corners_below, find_pareto_front
 from planner_core.search.extract_plan import make_block_plans

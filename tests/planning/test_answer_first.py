@@ -18,8 +18,8 @@ from planner_core.planning import FASTEST, FIRST_PASSES, Request, add_stages, pi
 from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.fitting import micro_batch_numbers, micro_batches
 from planner_core.planning.fitting.baselines import note_missing_baselines
-from planner_core.planning.fitting.mesh_search import choose_mesh
-from planner_core.planning.planner import Planner
+from planner_core.planning.fitting.mesh_search import choose_mesh, mesh_of_quick_plan
+from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import RARE_COLLECTIONS, THOROUGH
 from planner_core.search.algebra import PointAllowance
 from tests.support.plans import planned
@@ -249,6 +249,18 @@ def test_a_good_plan_is_shown_before_other_meshes_are_searched() -> None:
     first = events[place]
     assert isinstance(first, Plan) and first.fits and events[place - 1 : place + 2 : 2] == [(2, 1), (2, 4)]
     assert first.bound is not None and first.bound <= plan.cost.gpu_time_s <= first.cost.gpu_time_s
+
+
+def test_the_mesh_of_a_quick_plan_that_fits_is_known_before_a_search() -> None:
+    """Of two layers and one micro-batch no plan fits in 5 GB; with four some do."""
+    for number, some_fit in ((1, False), (4, True)):
+        request = Request(
+            "llama-3-8b", cluster="2x8-h100", layers=2, batch=16, accumulate=number, recompute="auto", memory_gb=5
+        )
+        planner = prepare_planner(request)
+        mesh = mesh_of_quick_plan(planner, candidate_meshes(request, planner.cluster), lambda text: None)
+        assert (mesh is not None) == some_fit
+        assert mesh is None or choose_mesh(planner, [mesh], prove=False).fits
 
 
 def test_cycles_are_collected_rarely_while_a_request_is_planned() -> None:

@@ -50,6 +50,7 @@ from planner_core.search import (
     rough_bound,
     search_roughly,
     search_within_budget,
+    simulated_peak,
 )
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
@@ -221,6 +222,17 @@ def _missed_plan(
             gap = Note(describe_gap(below, bound), NoteKind.GAP)
             best = replace(plan, optimal=False, bound=bound, notes=(gap,))
     return best
+
+
+def mesh_of_quick_plan(planner: Planner, options: Sequence[DeviceMesh], say: Progress) -> DeviceMesh | None:
+    """Return the mesh of the quickest plan among those of searches without proof whose simulated peak fits; None if none does."""
+    ranked, _ = _ranked_problems(planner, options, METHODS[planner.request.method], say, math.inf)
+    best, found = math.inf, None
+    for rough in ranked:
+        a, problem = rough.rough and rough.rough.assignment, rough.problem
+        if a and a.seconds < best and simulated_peak(problem, planner.graph, a, planner.budget) <= planner.budget:
+            best, found = a.seconds, problem.model.mesh
+    return found
 
 
 def with_lower_bound(planner: Planner, plan: Plan, bound: float) -> Plan:

@@ -29,7 +29,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner_core.core import DeviceMesh, NoPlanFits, NoteKind, Plan, divisors
-from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh, with_lower_bound
+from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh, mesh_of_quick_plan, with_lower_bound
 from planner_core.planning.fitting.micro_batch_numbers import (
     GraphSource,
     MicroBatchCandidate,
@@ -52,7 +52,7 @@ from planner_core.search import (
 )
 from planner_core.search.algebra import TooWide
 
-GOOD_GAP = 1 / 3
+GOOD_GAP = 0.4
 """A plan at most this share above its bound is shown before the other numbers are looked at."""
 MOST_BETWEEN = 3
 """Numbers that the steps passed over and that are looked at, where no proof is asked for."""
@@ -216,16 +216,26 @@ class _MicroBatchSearch:
         a smaller space: no other search raises the bound of a relaxation. Where states hardly fit, show also that nothing fits so far."""
         # Mostly it is the plan of all meshes, and the networks of the others take most of the time. What is found serves that search.
         if self._show_first is not None and self.best is None and self.states_fit and len(count.options) > 1:
-            mesh = min(count.options, key=least.__getitem__)
-            plan, _ = _plan_number(replace(count, options=[mesh]), self.known, {}, self.search, self.say)
-            if plan is not None and plan.fits:
-                over_all = self._over_all(count.planner, plan)[1]
-                is_narrowed = any(note.kind is NoteKind.SCOPE for note in plan.notes)
-                (self.show if is_narrowed and over_all.bound else self.show_if_good)(over_all)
-            elif plan is not None and least_state_bytes(count.planner) > HARDLY_FITS * count.planner.budget:
-                # Every mesh and number may be searched in vain. Example: of 78.7 GB the states of Kolibri-1 take 78.1 on 16 H100, and what
-                # takes least of all plans, 80.3. To find it takes 33 s, and the first mesh 2 s.
-                self.show(plan)
+            self._show_plan_on(min(count.options, key=least.__getitem__), count)
+            if self._show_first is None or count.planner.spaces:
+                return
+            # The sums of memory do not hold buffers. Example: on 16 384 GPUs the plan of the least bound takes 93 GB where its sum is 78,
+            # and the plans of 11 of the other 13 meshes do not fit either.
+            fitting = mesh_of_quick_plan(count.planner, count.options, self.say)
+            if fitting is not None:
+                self._show_plan_on(fitting, count)
+
+    def _show_plan_on(self, mesh: DeviceMesh, count: MicroBatchCandidate) -> None:
+        """Show the plan of one mesh as `_show_plan_on_best_mesh` says."""
+        plan, _ = _plan_number(replace(count, options=[mesh]), self.known, {}, self.search, self.say)
+        if plan is not None and plan.fits:
+            over_all = self._over_all(count.planner, plan)[1]
+            is_narrowed = any(note.kind is NoteKind.SCOPE for note in plan.notes)
+            (self.show if is_narrowed and over_all.bound else self.show_if_good)(over_all)
+        elif plan is not None and least_state_bytes(count.planner) > HARDLY_FITS * count.planner.budget:
+            # Every mesh and number may be searched in vain. Example: of 78.7 GB the states of Kolibri-1 take 78.1 on 16 H100, and what
+            # takes least of all plans, 80.3. To find it takes 33 s, and the first mesh 2 s.
+            self.show(plan)
 
     def _look_at(self, count: MicroBatchCandidate) -> tuple[Sequence[DeviceMesh], Plan | None]:
         """Search one number without proof. Returns the meshes on which a multiple of it may be better than what is known, and its plan, if
