@@ -298,23 +298,24 @@ def test_a_full_size_script_runs_tiny(name: str, which: str, tmp_path: Path) -> 
     assert list(found) == [1, 2, 3, 4, 5, 6] and all(np.isfinite(list(found.values())))
 
 
-def test_the_script_is_a_page() -> None:
+@pytest.mark.parametrize("which", ["best", "Megatron-LM + sequence parallel"])
+@pytest.mark.slow(only=("best",))
+def test_the_script_is_a_page(which: str) -> None:
     """Below 300 lines of at most 120 columns for Llama-3-8B (older models of transformers call more operators), and nothing in it that
     Python does not know."""
     most = 300 if version("transformers") == SNAPSHOT_TRANSFORMERS else 310
-    for which in ("best", "Megatron-LM + sequence parallel"):
-        text = export_text(planned("llama-3-8b", which), "torchrun").text
-        lines = text.splitlines()
-        assert len(lines) < most and max(map(len, lines)) <= 120
-        assert "def llama_decoder_layer(" in text and "all_gather" in text
-        done = subprocess.run(
-            [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", "-"],
-            input=text,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
+    text = export_text(planned("llama-3-8b", which), "torchrun").text
+    lines = text.splitlines()
+    assert len(lines) < most and max(map(len, lines)) <= 120
+    assert "def llama_decoder_layer(" in text and "all_gather" in text
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_plan_stands_beside_the_script(folder: Path) -> None:

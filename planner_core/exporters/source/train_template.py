@@ -59,7 +59,7 @@ def loss_of(model: Any, batch: dict[str, Any], args: argparse.Namespace) -> torc
 
 
 def train_step(model: Any, batches: Any, parts: int, args: argparse.Namespace) -> torch.Tensor:
-    """Return the mean loss of all micro-batches; their gradients add up, and are summed over ranks with the last one."""
+    """Return the mean loss of all micro-batches; their gradients add up, and are summed over ranks with the last."""
     total = torch.zeros(())
     for number, batch in enumerate(batches):
         with contextlib.nullcontext() if number == parts - 1 else model.no_sync():
