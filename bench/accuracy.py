@@ -121,7 +121,7 @@ def _check_layouts(model: str, is_wanted: Callable[[Key], bool]) -> None:
 
 
 def _plans_of_model(model: str, mesh: str) -> dict[str, Plan]:
-    """The chosen plan, the baselines and the plans of TAP and ATP, by name; a baseline that suits no mesh is left out."""
+    """Return the chosen plan, the baselines and the plans of TAP and ATP, by name; a baseline that suits no mesh is left out."""
     from planner_core.core import NoPlanFits
     from planner_core.planning import (
         Request,
@@ -162,7 +162,7 @@ def _plans_of_model(model: str, mesh: str) -> dict[str, Plan]:
 
 
 def _why_none(baseline: Method, graph: Graph, mesh: DeviceMesh) -> str:
-    """Why a baseline has no plan on a mesh."""
+    """Return why a baseline has no plan on a mesh."""
     if baseline.restrict(graph, mesh) is not None:
         return "no plan of this kind splits every tensor evenly"
     if baseline.name == "hf-expert":
@@ -254,7 +254,8 @@ def _verify_fake(whole_plans: list[Plan]) -> list[dict[str, Any]]:
 
 
 def _run_as(report: dict[str, Any]) -> dict[str, Any]:
-    """Why the model's own code ran instead of the rewritten program (empty if it did not), and what of the order was not as scheduled."""
+    """Return why the model's own code ran instead of the rewritten program (empty if it did not), and what of the order was not as
+    scheduled."""
     order = report["order"]
     return {"order": order and (order["difference"] or "as scheduled")}
 

@@ -65,7 +65,7 @@ def compare(model: str, cluster: str) -> Iterator[dict[str, Any]]:
 
 
 def against(planner: Planner, usual: Method) -> dict[str, Any] | None:
-    """Seconds and bytes on the wire, theirs and ours, on the mesh on which the baseline's plan takes least time."""
+    """Return the seconds and bytes on the wire, theirs and ours, on the mesh on which the baseline's plan takes least time."""
     best = None
     for mesh in candidate_meshes(planner.request, planner.cluster):
         restrict = usual.restrict(planner.graph, mesh)
@@ -99,7 +99,7 @@ def against(planner: Planner, usual: Method) -> dict[str, Any] | None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The page."""
+    """Return the page."""
     count = {o: sum(r["outcome"].startswith(o) for r in rows) for o in ("MORE", "same", "less")}
     text = [
         "# Usual layouts under their own constraints",

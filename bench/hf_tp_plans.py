@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def model_class(kind: str) -> str:
-    """The causal class of a model type, else the first of another training kind, else its base model; empty if it has none."""
+    """Return the causal class of a model type, else the first of another training kind, else its base model; empty if it has none."""
     from transformers.models.auto import modeling_auto as auto
 
     from planner_core.models.sources import _MAPPINGS
@@ -60,7 +60,7 @@ def model_class(kind: str) -> str:
 
 
 def _beside(kind: str) -> str:
-    """A class of the model file beside the type's configuration that takes this configuration, the most whole one."""
+    """Return a class of the model file beside the type's configuration that takes this configuration, the most whole one."""
     import importlib
 
     import transformers
@@ -91,7 +91,7 @@ def _measure(kind: str, cls: str, tell: Any) -> None:
 
 
 def compare(graph: Any, dtype: str = "bfloat16") -> dict[str, Any]:
-    """The comparison on 8 GPUs, or on 4 or 2 where the heads allow that plan no more."""
+    """Return the comparison on 8 GPUs, or on 4 or 2 where the heads allow that plan no more."""
     row: dict[str, Any] = {}
     for fine in (False, True):  # a plan that moves a tensor inside one of our groups is judged op by op
         for gpus in (8, 4, 2):
@@ -102,7 +102,7 @@ def compare(graph: Any, dtype: str = "bfloat16") -> dict[str, Any]:
 
 
 def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
-    """Bytes on the wire per GPU and step, theirs and ours, the collectives of each, and what makes the difference."""
+    """Return the bytes on the wire per GPU and step, theirs and ours, the collectives of each, and what makes the difference."""
     from bench.support.plan_reasons import explain_difference, with_single_op_groups
     from planner_core.planning import Request, candidate_meshes, prepare_planner
     from planner_core.planning.methods import vendor_rules
@@ -133,7 +133,7 @@ def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
 
 
 def node(gpus: int) -> dict[str, Any]:
-    """A node of H100s with fewer GPUs."""
+    """Return a node of H100s with fewer GPUs."""
     from planner_core.core import load_cluster
 
     data = load_cluster("1x8-h100").to_json()

@@ -71,7 +71,7 @@ def _read_rows() -> Iterator[dict[str, Any]]:
 
 
 def _price_run(run: Run) -> dict[str, Any]:
-    """The predicted seconds and their derivatives by each constant, or why the run is refused."""
+    """Return the predicted seconds and their derivatives by each constant, or why the run is refused."""
     try:
         plan, planner = plan_run(run)
     except InputError as refused:
@@ -82,7 +82,7 @@ def _price_run(run: Run) -> dict[str, Any]:
 
 
 def _price_with_derivatives(plan: Plan, planner: Planner) -> dict[str, Any]:
-    """The predicted seconds of a plan, and by how many percent they grow with a percent of each constant."""
+    """Return the predicted seconds of a plan, and by how many percent they grow with a percent of each constant."""
     model = cost_model(planner.cluster, plan.mesh, planner.workload)
     seconds = _step_seconds(plan, planner, model)
     grown = {
@@ -104,7 +104,7 @@ def _matters_to(name: str, model: CostModel) -> bool:
 
 
 def _with_constant(model: CostModel, name: str, factor: float) -> CostModel:
-    """The model with one constant times a factor."""
+    """Return the model with one constant times a factor."""
     constant = name.partition(" ")[2]
     if constant:
         gpu = _changed_gpu(model.cluster.gpu, constant, factor)

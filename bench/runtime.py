@@ -116,7 +116,7 @@ class Residual(nn.Module):
 
 
 def build_model(name: str, sizes: Mapping[str, Any]) -> nn.Module:
-    """The same model on every rank."""
+    """Return the same model on every rank."""
     if name == "conv":
         return Convolutions()
     import transformers
@@ -128,7 +128,7 @@ def build_model(name: str, sizes: Mapping[str, Any]) -> nn.Module:
 
 
 def make_batch(name: str, size: int = BATCH, seq: int = SEQ, vocabulary: int = 2048) -> Batch:
-    """The whole batch, equal on every rank."""
+    """Return the whole batch, equal on every rank."""
     draw = torch.Generator().manual_seed(0)
     if name == "conv":
         return {
@@ -156,7 +156,7 @@ def make_step(model: nn.Module, batch: Batch) -> Step:
 
 
 def blocks_of(model: nn.Module) -> nn.ModuleList:
-    """The repeated blocks."""
+    """Return the repeated blocks."""
     return next(m for m in model.modules() if isinstance(m, nn.ModuleList))
 
 
@@ -200,7 +200,7 @@ WAYS: Mapping[str, tuple[Callable[[nn.Module], nn.Module], str, bool]] = {
 
 
 def compare_steps(name: str, way: str, plan_file: str, compiled: bool) -> dict[str, float]:
-    """Seconds of a step the stock way and ours, in turns."""
+    """Return the seconds of a step the stock way and ours, in turns."""
     torch.set_num_threads(1)
     stock, _, split = WAYS[way]
     sizes, batch = SIZES.get(name, {}), make_batch(name)
@@ -289,17 +289,17 @@ def _measure_ranks(ranks: int, folder: Path) -> None:
 
 
 def _read_rows() -> list[dict[str, Any]]:
-    """The rows measured so far."""
+    """Return the rows measured so far."""
     return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
 def _key_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a row is of."""
+    """Return what a row is of."""
     return row["ranks"], row["model"], row["way"], row["compiled"]
 
 
 def _is_measured(ranks: int, name: str, way: str, compiled: bool, date: str) -> bool:
-    """Whether a row was measured on a day."""
+    """Return whether a row was measured on a day."""
     return any(_key_of(r) == (ranks, name, way, compiled) and r["date"] == date for r in _read_rows())
 
 

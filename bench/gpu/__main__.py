@@ -65,7 +65,7 @@ def measure_jobs(only: Sequence[str], dry: bool, limit_s: float, target: Path | 
 
 
 def describe_row(row: dict[str, Any]) -> str:
-    """A row in a line."""
+    """Return a row in a line."""
     if "error" in row:
         return f"failed: {row['error'][-300:]}"
     if row["way"] == SCRIPT:
@@ -77,7 +77,7 @@ def describe_row(row: dict[str, Any]) -> str:
 
 
 def run_jobs(only: Sequence[str], dry: bool, end: float) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The jobs' rows by name, one after the other."""
+    """Yield the jobs' rows by name, one after the other."""
     with tempfile.TemporaryDirectory(prefix="shardscope-gpu-") as name:
         folder = Path(name)
         if not only or SCRIPT in only:
@@ -99,7 +99,7 @@ def make_fork_context(dry: bool) -> ForkServerContext:
 
 
 def run_job(job: Job, processes: ForkServerContext, log: Path, dry: bool, end: float) -> dict[str, Any]:
-    """What the job measured; or why there is nothing."""
+    """Return what the job measured; or why there is nothing."""
     steps = DRY_STEPS if dry else job.case.steps
     receiver, sender = processes.Pipe(duplex=False)
     arguments = (job.case, job.way, steps, job.compiled, dry, log, sender)

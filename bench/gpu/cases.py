@@ -123,7 +123,7 @@ class Job:
 
 
 def jobs(only: tuple[str, ...] = ()) -> Iterator[Job]:
-    """The first way of each case, then the second of each, and so on: what a limit of time cuts off is worth least."""
+    """Yield the first way of each case, then the second of each, and so on: what a limit of time cuts off is worth least."""
     cases = [c for c in CASES.values() if not only or c.name in only]
     for place in range(max((len(c.runs) for c in cases), default=0)):
         yield from (Job(c, *c.runs[place]) for c in cases if place < len(c.runs))

@@ -24,7 +24,7 @@ KINDS = (
 
 
 def kind_of(kernel: str) -> str:
-    """The kind of a kernel."""
+    """Return the kind of a kernel."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, kernel)), "other")
 
 

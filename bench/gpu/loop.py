@@ -22,7 +22,7 @@ TOLERANCE = 1e-3
 
 
 def compare_losses(folder: Path, dry: bool, limit_s: float) -> dict[str, Any]:
-    """The losses on both, or what the script said instead. `dry`: those of a tiny model on the CPU alone."""
+    """Return the losses on both, or what the script said instead. `dry`: those of a tiny model on the CPU alone."""
     script = folder / "train.py"
     shardscope.export(shardscope.load_plan(str(PLAN)), "torchrun", str(script))
     options = ["--tiny"] if dry else ["--weights", str(_weights(folder))]

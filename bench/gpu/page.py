@@ -19,14 +19,14 @@ MOST_KINDS = 8
 
 
 def read_measured_rows() -> Iterator[dict[str, Any]]:
-    """Every row that was measured, with the id of its line."""
+    """Yield every row that was measured, with the id of its line."""
     for file in sorted(ROWS.glob("*.jsonl")):
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             yield {"id": f"{file.stem}-{number}", **json.loads(line)}
 
 
 def read_steps() -> Iterator[tuple[Case, dict[str, Any]]]:
-    """The rows of steps, with their cases."""
+    """Yield the rows of steps, with their cases."""
     for row in read_measured_rows():
         case = CASES.get(Path(row["plan"]).stem)
         if case is not None and "step_s" in row:
@@ -34,7 +34,7 @@ def read_steps() -> Iterator[tuple[Case, dict[str, Any]]]:
 
 
 def predict(case: Case, compiled: bool) -> tuple[float, int]:
-    """Seconds of compute and optimizer of one rank, and bytes at the peak."""
+    """Return the seconds of compute and optimizer of one rank, and bytes at the peak."""
     return _predict(case.name, compiled)
 
 
@@ -50,7 +50,7 @@ def _predict(name: str, compiled: bool) -> tuple[float, int]:
 
 
 def read_judged_steps() -> Iterator[tuple[Case, dict[str, Any]]]:
-    """The rows that predictions are held to: our own program, where a fake group does what a real one does."""
+    """Yield the rows that predictions are held to: our own program, where a fake group does what a real one does."""
     yield from ((case, row) for case, row in read_steps() if row["way"] == OURS and not row.get("note"))
 
 
@@ -81,7 +81,7 @@ def write_page() -> None:
 
 
 def make_page() -> str:
-    """The page."""
+    """Return the page."""
     measured = list(read_steps())
     machines = sorted({(r["date"], r["gpu"], r["torch"], r["transformers"]) for _, r in measured})
     lines = [

@@ -40,7 +40,7 @@ def send_row(case: Case, way: str, steps: int, compiled: bool, dry: bool, log: P
 
 
 def measure_row(case: Case, way: str, steps: int, compiled: bool, dry: bool) -> dict[str, Any]:
-    """What was measured, in the fields of docs/HARDWARE.md's rows."""
+    """Return what was measured, in the fields of docs/HARDWARE.md's rows."""
     plan = shardscope.load_plan(str(case.plan))
     plan = scale_down(plan) if dry else plan
     join_group(plan.mesh.num_devices)
@@ -78,7 +78,7 @@ def measure_row(case: Case, way: str, steps: int, compiled: bool, dry: bool) -> 
 
 
 def scale_down(plan: Plan) -> Plan:
-    """The same plan on a small model and few ranks, for a dry run."""
+    """Return the same plan on a small model and few ranks, for a dry run."""
     return scaled(plan, min(DRY_RANKS, plan.mesh.num_devices))
 
 
@@ -97,7 +97,7 @@ def describe_machine() -> dict[str, str]:
 
 
 def time_steps(setup: Setup, steps: int, wait: Callable[[], Any]) -> tuple[list[float], list[float], float]:
-    """Seconds of each step, seconds until the host had issued it, and the last loss."""
+    """Return the seconds of each step, seconds until the host had issued it, and the last loss."""
     seconds, host, loss = [], [], torch.zeros(())
     for _ in range(steps):
         wait()

@@ -47,7 +47,8 @@ class Setup:
 
 
 def make_setup(plan: Plan, way: str, compiler: str, device: torch.device) -> Setup:
-    """The plan's model in a way of `bench.gpu.cases`, with inputs of this rank's samples. `compiler`: a backend of torch.compile; "": none."""
+    """Return the plan's model in a way of `bench.gpu.cases`, with inputs of this rank's samples. `compiler`: a backend of torch.compile;
+    "": none."""
     start = training.model_of(plan, seed=0, stand_in=True)
     inputs = next(training.open_data(plan, start, None, device).micro_batches(0))
     if way == OURS:
@@ -112,7 +113,7 @@ def _make_stock_setup(
 
 
 def _group_by_mesh(model: nn.Module) -> list[list[nn.Parameter]]:
-    """The parameters that lie on the same mesh: torch's fused and foreach operators take those of one."""
+    """Return the parameters that lie on the same mesh: torch's fused and foreach operators take those of one."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in model.parameters():
         groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
@@ -131,7 +132,7 @@ def _clip_gradients(groups: list[list[nn.Parameter]], most: float) -> None:
 
 
 def _outermost_blocks(plan: Plan) -> list[str]:
-    """The paths of repeated blocks that lie in no other."""
+    """Return the paths of repeated blocks that lie in no other."""
     paths = sorted(path for block in plan.blocks.values() for path in block.prefixes if path)
     return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
 

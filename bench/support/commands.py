@@ -169,7 +169,7 @@ class CommandRun:
 
 
 def measure_first_plan(case: Case) -> list[str]:
-    """The cells of a case: seconds of imports, of building the model, and to the first plan after imports; the plan; bytes."""
+    """Return the cells of a case: seconds of imports, of building the model, and to the first plan after imports; the plan; bytes."""
     with tempfile.TemporaryDirectory() as where:
         printed = run_python("-c", FIRST, write_config(case, where), case.cluster, *case.options).printed
     try:
@@ -181,7 +181,7 @@ def measure_first_plan(case: Case) -> list[str]:
 
 
 def measure_command(case: Case) -> list[str]:
-    """The cells of a case: seconds of the command, of importing and building, their ratio, whether it holds, bytes, the answer."""
+    """Return the cells of a case: seconds of the command, of importing and building, their ratio, whether it holds, bytes, the answer."""
     with tempfile.TemporaryDirectory() as where:
         file = write_config(case, where)
         built = run_python("-c", BUILD, file)
@@ -198,7 +198,7 @@ def measure_command(case: Case) -> list[str]:
 
 
 def write_config(case: Case, folder: str) -> str:
-    """The MODEL argument of a case: its name in the zoo, or the file in `folder` in which its config is written."""
+    """Return the MODEL argument of a case: its name in the zoo, or the file in `folder` in which its config is written."""
     if not case.config:
         return case.name
     file = Path(folder) / f"{case.name}.json"
@@ -207,7 +207,7 @@ def write_config(case: Case, folder: str) -> str:
 
 
 def describe_first_plan(printed: str) -> str:
-    """What a command says of its first plan: its step, and how far the GPU's work is above the least there is."""
+    """Return what a command says of its first plan: its step, and how far the GPU's work is above the least there is."""
     try:
         plan: dict[str, Any] = json.loads(printed)["plans"][0]
     except ValueError:

@@ -32,7 +32,7 @@ class KeptRows:
         return RESULTS / f"{self.name}.jsonl"
 
     def read(self) -> dict[tuple[str, ...], Row]:
-        """The last row of each key, in the order in which they were first made."""
+        """Return the last row of each key, in the order in which they were first made."""
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         return {tuple(row[k] for k in self.key): row for row in map(json.loads, lines)}
 

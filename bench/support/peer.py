@@ -70,7 +70,7 @@ LLAMA = {
 
 
 def measure(layers: int, mesh: str) -> list[str]:
-    """The cells of one size: seconds and bytes of both, and the ratio of seconds."""
+    """Return the cells of one size: seconds and bytes of both, and the ratio of seconds."""
     with tempfile.TemporaryDirectory() as where:
         file = Path(where) / "llama.json"
         file.write_text(json.dumps({**LLAMA, "num_hidden_layers": layers}), encoding="utf-8")
@@ -85,7 +85,7 @@ def measure(layers: int, mesh: str) -> list[str]:
 
 
 def read_measured(printed: str) -> tuple[float, float]:
-    """Seconds and GB of the line that a script prints at its end. Raises ValueError if it ended before."""
+    """Return the seconds and GB of the line that a script prints at its end. Raises ValueError if it ended before."""
     lines = [line.split() for line in printed.splitlines() if line.startswith("measured ")]
     if not lines:
         raise ValueError(f"the script ended without a figure: {printed[-300:]}")

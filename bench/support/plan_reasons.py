@@ -21,7 +21,7 @@ def explain_difference(theirs: Plan, ours: Plan) -> str:
 
 
 def _count_collectives(plan: Plan) -> Counter[str]:
-    """How often each collective runs in a step, by kind, phase and site."""
+    """Return how often each collective runs in a step, by kind, phase and site."""
     counts: Counter[str] = Counter()
     for part in plan.blocks.values():
         where = glob_name(part.prefixes)
@@ -53,7 +53,7 @@ def _list_some(items: list[str]) -> str:
 
 
 def with_single_op_groups(planner: Planner) -> Planner:
-    """The same planner with a group for every op: a plan may then gather a product's result before it is taken apart."""
+    """Return the same planner with a group for every op: a plan may then gather a product's result before it is taken apart."""
     coarse = planner.coarse
     split = CoarseGraph(
         coarse.graph, _group_each_op(coarse.top), {n: _group_each_op(b) for n, b in coarse.blocks.items()}

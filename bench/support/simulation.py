@@ -28,13 +28,13 @@ ROW = "| {model} | {cluster} | {plan} | {mesh} | {objective:.2f} | {simulated:.2
 
 
 def departure(row: tuple[Plan, float]) -> float:
-    """How far the simulation lies above the objective, as a part of it."""
+    """Return how far the simulation lies above the objective, as a part of it."""
     plan, seconds = row
     return seconds / plan.cost.step_time_s - 1
 
 
 def rows() -> Iterator[tuple[Plan, float]]:
-    """Each plan with its simulated step, in seconds."""
+    """Yield each plan with its simulated step, in seconds."""
     for request in REQUESTS:
         found = plan_model(request)
         for plan in found.plans:
@@ -42,7 +42,7 @@ def rows() -> Iterator[tuple[Plan, float]]:
 
 
 def table(found: list[tuple[Plan, float]]) -> str:
-    """The page."""
+    """Return the page."""
     off = [abs(departure(row)) for row in found]
     first = [abs(departure(row)) for row in found if row[0].name in LEADING]
     within = {limit: sum(x <= limit for x in off) for limit in (0.01, 0.03)}

@@ -43,7 +43,7 @@ class Entry:
 
 
 def entries(families: Iterable[str] = FAMILIES) -> list[Entry]:
-    """Every module, in the order of the files."""
+    """Return every module, in the order of the files."""
     collected = []
     for family in families:
         module = importlib.import_module(f"tests.corpus.{family}")
@@ -76,13 +76,13 @@ def cluster(ranks: int) -> dict[str, Any]:
 
 
 def captured(entry: Entry) -> Graph:
-    """The module's graph; raises PlannerError with the sentence that refuses it."""
+    """Return the module's graph; raises PlannerError with the sentence that refuses it."""
     torch.manual_seed(0)
     return capture_file(entry.source)
 
 
 def plans_of(entry: Entry, graph: Graph, ranks: int) -> tuple[Plan, ...]:
-    """The best plan, the front and the baselines, each way of running a model once."""
+    """Return the best plan, the front and the baselines, each way of running a model once."""
     request = Request(entry.source, cluster=cluster(ranks), mesh=MESHES[ranks])
     plan_by_layout: dict[str, Plan] = {}
     for plan in plan_model(request, graph).plans:
@@ -92,7 +92,7 @@ def plans_of(entry: Entry, graph: Graph, ranks: int) -> tuple[Plan, ...]:
 
 
 def corner(entry: Entry, graph: Graph, ranks: int, number: int) -> Plan:
-    """A corner of the front, counted from 1, also where the best plan has no higher peak."""
+    """Return a corner of the front, counted from 1, also where the best plan has no higher peak."""
     request = Request(entry.source, cluster=cluster(ranks), mesh=MESHES[ranks])
     planner = prepare_planner(request, graph)
     options = candidate_meshes(request, planner.cluster)
@@ -104,8 +104,8 @@ def corner(entry: Entry, graph: Graph, ranks: int, number: int) -> Plan:
 def run(
     plans: Mapping[str, tuple[Plan, ...]], ranks: int, timeout_s: float, fakes: int | None = None
 ) -> dict[str, list[dict[str, Any]]]:
-    """The reports of every module's plans, all run by the same processes; `error` where a run failed. `fakes`: how many plans of each
-    module also run on a fake process group (None: all)."""
+    """Return the reports of every module's plans, all run by the same processes; `error` where a run failed. `fakes`: how many plans of
+    each module also run on a fake process group (None: all)."""
     jobs = [p for group in plans.values() for p in group]
     walked = [p for group in plans.values() for p in group[:fakes]]
     numbers = zip(*run_ranks(_numbers, ranks, (jobs,), timeout_s=timeout_s), strict=True)
@@ -141,7 +141,7 @@ def _fakes(plans: list[Plan]) -> list[dict[str, Any]]:
 
 
 def _guarded(step: Any, plan: Plan) -> dict[str, Any]:
-    """What a step found; a failure as words, so that the modules after it are run too."""
+    """Return what a step found; a failure as words, so that the modules after it are run too."""
     try:
         outcome: dict[str, Any] = step(plan)
     except (PlannerError, Exception) as error:

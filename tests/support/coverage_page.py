@@ -43,7 +43,7 @@ others run whole on every GPU, for the reason that stands there.
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     outcomes = {entry: outcome(entry) for entry in entries()}
     refused = sum(entry.refused is not None for entry in outcomes)
     parts = [HEAD.format(other=OTHER, total=len(outcomes), planned=len(outcomes) - refused, refused=refused)]
@@ -82,7 +82,7 @@ def _listed(names: list[str]) -> str:
 
 
 def outcome(entry: Entry) -> str:
-    """What the table says of a module: planned, or the sentence that refuses it."""
+    """Return what the table says of a module: planned, or the sentence that refuses it."""
     try:
         graph = captured(entry)
     except PlannerError as error:
@@ -98,7 +98,7 @@ def unknown(graph: Graph) -> list[str]:
 
 
 def _portable(sentence: str) -> str:
-    """A refusal without paths of this machine and line numbers, for a cell of a table."""
+    """Return a refusal without paths of this machine and line numbers, for a cell of a table."""
     short = re.sub(r" at \S+\.py:\d+ \((.*)\)(?=; |, so |, which |, whose |$)", r" (`\1`)", sentence)
     return short.replace("|", "\\|")
 

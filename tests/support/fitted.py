@@ -15,12 +15,12 @@ NETWORK = 50e9 * FITTED["outer_efficiency"]
 
 
 def took_s(fixed_s: float, transfer_s: float) -> float:
-    """A collective of the standard cluster's H100: latency, transfer, and the protocols between."""
+    """Return a collective of the standard cluster's H100: latency, transfer, and the protocols between."""
     return fixed_s + transfer_s + FITTED["curve"] * math.sqrt(fixed_s * transfer_s)
 
 
 def inside_s(size: float, n: int, sums: bool = True) -> float:
-    """An all_reduce (else one half of it) of `size` bytes on n neighbours of a node."""
+    """Return an all_reduce (else one half of it) of `size` bytes on n neighbours of a node."""
     rate = NVLINK * (1 - FITTED["few"] / n)
     once = FITTED["base_s"] + (n - 1) * FITTED["hop_s"]
     if not sums:
@@ -30,13 +30,13 @@ def inside_s(size: float, n: int, sums: bool = True) -> float:
 
 
 def across_s(size: float, nodes: int) -> float:
-    """An all_reduce of `size` bytes of one GPU of each node with its likes, all groups at once: up a tree and down."""
+    """Return an all_reduce of `size` bytes of one GPU of each node with its likes, all groups at once: up a tree and down."""
     fixed = FITTED["summing"] * FITTED["base_s"] + 2 * math.log2(nodes) * FITTED["tree_hop_s"]
     return took_s(fixed, 2 * (nodes - 1) / nodes * size / NETWORK)
 
 
 def turn_s(size: float, nodes: int, per_node: int = 8) -> float:
-    """An all_gather or reduce_scatter of `size` bytes over all GPUs of several nodes: one ring through all of them."""
+    """Return an all_gather or reduce_scatter of `size` bytes over all GPUs of several nodes: one ring through all of them."""
     n = nodes * per_node
     inside, out = NVLINK * (1 - FITTED["few"] / per_node), per_node * NETWORK
     hops = (n - nodes) * FITTED["hop_s"] + nodes * FITTED["ring_hop_s"]

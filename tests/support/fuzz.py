@@ -114,7 +114,7 @@ class Late(BaseException):
 
 
 def nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) of a JSON tree."""
+    """Yield every (container, key) of a JSON tree."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in list(items):
         yield tree, key
@@ -146,7 +146,7 @@ def mutated(data: Any, rng: random.Random, odd: tuple[Any, ...] = ODD) -> Any:
 
 
 def torn(text: str, rng: random.Random) -> bytes:
-    """The same text with bytes cut or changed."""
+    """Return the same text with bytes cut or changed."""
     raw = bytearray(text.encode())
     if rng.random() < 0.5:
         return bytes(raw[: rng.randrange(len(raw))])
@@ -249,7 +249,7 @@ def watched() -> Iterator[Watch]:
 
 
 def memory_mb(what: str) -> int:
-    """What this process holds (VmRSS) or held at most (VmHWM)."""
+    """Return what this process holds (VmRSS) or held at most (VmHWM)."""
     line = next(x for x in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if x.startswith(what))
     return int(line.split()[1]) >> 10
 

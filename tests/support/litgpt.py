@@ -78,7 +78,7 @@ class Gpt(nn.Module):
 
 
 def build(layers: int, samples: int) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
-    """The model on meta, with example inputs."""
+    """Return the model on meta, with example inputs."""
     with torch.device("meta"):
         ids = torch.zeros(samples, TOKENS, dtype=torch.long)
         return Gpt(layers).to(torch.bfloat16), (ids, ids)

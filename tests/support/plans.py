@@ -17,14 +17,14 @@ from tests.support.plan_cache import on_disk
 
 
 def with_ample_memory(cluster: str) -> Cluster:
-    """A cluster whose GPUs hold every plan, for budgets that are never exceeded."""
+    """Return a cluster whose GPUs hold every plan, for budgets that are never exceeded."""
     return load_cluster(cluster).with_memory(10**15)
 
 
 @lru_cache(maxsize=64)
 @on_disk
 def planned(request: Request) -> Result:
-    """What `plan_model` finds. Results are values that nothing changes, so tests may share one.
+    """Return what `plan_model` finds. Results are values that nothing changes, so tests may share one.
 
     A test of planning itself (that it stops, that it tells its progress, that two runs agree) calls `plan_model`.
     """
@@ -34,7 +34,7 @@ def planned(request: Request) -> Result:
 @lru_cache(maxsize=16)
 @on_disk
 def _recorded(request: Request, passes: tuple[str, ...], shows_first: bool) -> tuple[list[str | Plan], Result]:
-    """What `plan_model` tells on its way, progress and first plans in their order, and what it finds."""
+    """Return what `plan_model` tells on its way, progress and first plans in their order, and what it finds."""
     told: list[str | Plan] = []
     by_name = {name: PASSES[name] for name in passes}
     show = told.append if shows_first else None
@@ -48,7 +48,7 @@ def replay_plan_model(
     show_first: Callable[[Plan], None] | None = None,
     passes: Mapping[str, Pass] = PASSES,
 ) -> Result:
-    """What `plan_model` tells and finds, computed once for all processes; for tests of what is made of it."""
+    """Return what `plan_model` tells and finds, computed once for all processes; for tests of what is made of it."""
     if graph is not None:
         return plan_model(request, graph, progress, show_first=show_first, passes=passes)
     told, result = _recorded(request, tuple(passes), show_first is not None)
@@ -61,7 +61,7 @@ def replay_plan_model(
 
 
 def search_alone(request: Request) -> Plan:
-    """The plan that the search finds, without baselines, trade-offs and candidates beside it: half the work.
+    """Return the plan that the search finds, without baselines, trade-offs and candidates beside it: half the work.
 
     Raises NoPlanFits if the user gave a budget that no plan fits.
     """
@@ -74,13 +74,13 @@ searched = lru_cache(maxsize=64)(on_disk(search_alone))
 
 @cache
 def pricer(model: str, cluster: str) -> Pricer:
-    """What prices layouts of a model on a cluster. Its graphs and networks are made once for all tests."""
+    """Return what prices layouts of a model on a cluster. Its graphs and networks are made once for all tests."""
     return Pricer(model, load_cluster(cluster))
 
 
 @cache
 def own_planned(gpus: int = 2, **options: Any) -> Result:
-    """What is planned for the model of tests/support/own_model.py, which needs torch."""
+    """Return what is planned for the model of tests/support/own_model.py, which needs torch."""
     import planner_core as shardscope
     from tests.support import own_model
 
@@ -88,7 +88,7 @@ def own_planned(gpus: int = 2, **options: Any) -> Result:
 
 
 def in_chunks(plan: Plan, chunks: int = 4) -> Plan:
-    """The plan with every product in chunks that can be, whether it gains or not."""
+    """Return the plan with every product in chunks that can be, whether it gains or not."""
     graph, plan = load_plan_graph(plan), replace(plan, workload={**plan.workload, "chunks": chunks})
     model, blocks = cost_model_of(plan), {}
     for label, bp in plan.blocks.items():

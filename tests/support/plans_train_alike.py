@@ -23,17 +23,17 @@ SGD: Callable[[Any], torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.1)
 
 
 def whole(tensor: Any) -> Any:
-    """The tensor of all ranks, if this one is a part of it."""
+    """Return the tensor of all ranks, if this one is a part of it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def first_result(out: Any) -> torch.Tensor:
-    """The loss of a model that returns it alone, or before others."""
+    """Return the loss of a model that returns it alone, or before others."""
     return out[0] if isinstance(out, (tuple, list)) else out  # type: ignore[no-any-return]
 
 
 def refusal_of(work: Callable[[], Any]) -> str:
-    """The sentence with which a run refuses to do this; "" if it does not."""
+    """Return the sentence with which a run refuses to do this; "" if it does not."""
     try:
         work()
     except PlanMismatch as error:
@@ -48,7 +48,7 @@ def train(
     make_optimizer: Callable[[Any], torch.optim.Optimizer] = SGD,
     **options: bool,
 ) -> list[float]:
-    """The losses of a step on each batch."""
+    """Return the losses of a step on each batch."""
     optimizer, losses = make_optimizer(model.parameters()), []
     for batch in batches:
         loss = loss_of(model(*(x.clone() for x in batch), **options))  # forward may write into what it is given
@@ -89,7 +89,7 @@ def _differences(
     state: dict[str, Any],
     own_samples: bool,
 ) -> list[str]:
-    """What under each plan is not as on one process."""
+    """Return what under each plan is not as on one process."""
     differences = []
     for file in files:
         plan, (batches, *others), name = shardscope.load_plan(file), training, Path(file).name

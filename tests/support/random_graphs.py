@@ -69,7 +69,7 @@ def random_block(name: str, dice: random.Random, num_inputs: int) -> Block:
 
 
 def random_graph(seed: int) -> Graph:
-    """A model of a handful of blocks, with a scalar loss."""
+    """Return a model of a handful of blocks, with a scalar loss."""
     dice = random.Random(seed)
     blocks = {n: random_block(n, dice, dice.choice((1, 1, 2))) for n in ("A", "C")[: dice.randint(1, 2)]}
     top = Builder(dice)

@@ -80,7 +80,7 @@ class Drawn(nn.Module):
 
 
 def make(seed: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    """The module of a seed and its example inputs."""
+    """Return the module of a seed and its example inputs."""
     return Drawn(random.Random(seed)), (torch.randint(0, 32, (BATCH, TOKENS)), torch.randint(0, 8, (BATCH, TOKENS)))
 
 

@@ -124,7 +124,7 @@ class _Team:
         return [json.loads(answers[rank][1]) for rank in range(len(self.pipes))]
 
     def _answers(self, deadline: float) -> dict[int, tuple[bool, Any, bool]]:
-        """What the ranks say until the deadline. Once one has failed the others have little time left to say why."""
+        """Return what the ranks say until the deadline. Once one has failed the others have little time left to say why."""
         answers: dict[int, tuple[bool, Any, bool]] = {}
         while len(answers) < len(self.pipes) and (left := deadline - time.monotonic()) > 0:
             waiting = [pipe for rank, pipe in enumerate(self.pipes) if rank not in answers]

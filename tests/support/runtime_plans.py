@@ -29,7 +29,7 @@ def random_choice(seed: int) -> Choose:
 
 
 def fits(op: Op, values: tuple[Value, ...], picked: list[Row], sizes: tuple[int, ...]) -> bool:
-    """Whether the rows split everything evenly, fused parts too, alone and together."""
+    """Return whether the rows split everything evenly, fused parts too, alone and together."""
     for ids, which in ((op.inputs, "inputs"), (op.outputs, "outputs")):
         for i, v in enumerate(ids):
             placements = tuple(getattr(r, which)[i][0] for r in picked)
@@ -52,7 +52,7 @@ def _joint(picked: list[Row], sizes: tuple[int, ...]) -> bool:
 def make_plan(
     graph: Graph, sizes: tuple[int, ...], choose: Choose, *, shard_storage: bool = False, seed: int = 0
 ) -> Plan:
-    """A plan of the unfolded graph in which `choose` picks the rows; storage is whole, or sharded at random (gathered at use)."""
+    """Return a plan of the unfolded graph in which `choose` picks the rows; storage is whole, or sharded at random (gathered at use)."""
     top = unfold(graph).top
     dice = random.Random(seed)
     stored = {v: _stored(top.values[v], sizes, dice if shard_storage else None) for v in range(len(top.values))}

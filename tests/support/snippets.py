@@ -42,7 +42,7 @@ class Snippet:
 
 
 def snippets(page: str) -> list[Snippet]:
-    """Every fenced block, in order."""
+    """Return every fenced block, in order."""
     return [Snippet(m[1], m[2], m[3], m.start(3), m.end(3)) for m in FENCE.finditer(page)]
 
 
@@ -65,7 +65,7 @@ class Session:
         self.folder, self.names = folder, dict[str, Any](__name__="__snippet__")
 
     def run(self, block: Snippet, text: str) -> str:
-        """What it prints; an error of a command or of Python is raised."""
+        """Return what it prints; an error of a command or of Python is raised."""
         if block.option.startswith("file="):
             (self.folder / block.option.removeprefix("file=")).write_text(text)
             start = "-m torch.distributed.run --standalone --nproc-per-node 2"
@@ -95,13 +95,13 @@ class Session:
 
 
 def same(shown: str, printed: str) -> bool:
-    """Whether the shown lines are the printed ones, `...` standing for any."""
+    """Return whether the shown lines are the printed ones, `...` standing for any."""
     parts = ["(?:.*\n)*" if line.strip() == ANY else re.escape(line.rstrip()) + "\n" for line in shown.splitlines()]
     return re.fullmatch("".join(parts), "".join(line.rstrip() + "\n" for line in printed.splitlines())) is not None
 
 
 def _refreshed(shown: str, printed: str) -> str:
-    """The output as it is now; where lines are left out, those that begin as the shown ones do."""
+    """Return the output as it is now; where lines are left out, those that begin as the shown ones do."""
     if ANY not in shown.split("\n"):
         return printed
     lines = printed.splitlines()

@@ -15,7 +15,7 @@ Net = dict[str, Any]
 
 
 def brute_force(net: Net) -> float:
-    """The least total over all assignments."""
+    """Return the least total over all assignments."""
     names = [v["name"] for v in net["variables"]]
     best = float("inf")
     for states in itertools.product(*(range(len(v["states"])) for v in net["variables"])):
@@ -31,7 +31,7 @@ def evaluate(net: Net, at: dict[str, int]) -> float:
 
 
 def toulbar2(net: Net) -> float:
-    """The least total, proven by toulbar2; inf where nothing is possible. Costs are rounded to 1e-15 of their sum."""
+    """Return the least total, proven by toulbar2; inf where nothing is possible. Costs are rounded to 1e-15 of their sum."""
     finite = [max((c for c in t if c < net["infinite"]), default=0.0) for t in net["unary"].values()]
     finite += [max((c for row in p["cost"] for c in row if c < net["infinite"]), default=0.0) for p in net["pairwise"]]
     top = sum(finite)
@@ -55,7 +55,7 @@ def toulbar2(net: Net) -> float:
 def highs(
     net: Net, limits: dict[str, float] | None = None, time_limit: float = 60.0, of: str = "time", near: float = 1.0
 ) -> float:
-    """The least step time (or total `of` one component) by integer programming, from the components of the network alone;
+    """Return the least step time (or total `of` one component) by integer programming, from the components of the network alone;
     `limits`: the most that the totals of some components may be. inf where nothing is possible.
 
     One binary per state of a variable, one number per pair of states whose sums must match (Zheng et al., Alpa, 2022), and
@@ -114,7 +114,7 @@ class _Program:
         return number, cost
 
     def total(self, factors: Sequence[int], component: str) -> dict[int, float]:
-        """A component of some factors, as a linear form."""
+        """Return a component of some factors, as a linear form."""
         form: dict[int, float] = {}
         for i in factors:
             number, cost = self.factor_columns[i]

@@ -69,6 +69,6 @@ NAMES = tuple(_SIZES)
 
 
 def tiny_config(name: str) -> dict[str, Any]:
-    """A config of the same architecture, small."""
+    """Return a config of the same architecture, small."""
     zoo, sizes = _SIZES[name]
     return {**ZOO[zoo].config, **sizes}

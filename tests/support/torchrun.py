@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(script: str | Path, *arguments: str, ranks: int = 2, options: tuple[str, ...] = ()) -> list[str]:
-    """The command line; `options` are torchrun's own."""
+    """Return the command line; `options` are torchrun's own."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return [*launch, *options, str(script), *arguments]
 
@@ -36,7 +36,7 @@ def environment() -> dict[str, str]:
 def torchrun(
     script: str | Path, *arguments: str, ranks: int = 2, options: tuple[str, ...] = (), folder: Path = ROOT
 ) -> str:
-    """What the script prints, run in `folder`; it must end well."""
+    """Return what the script prints, run in `folder`; it must end well."""
     line = command(script, *arguments, ranks=ranks, options=options)
     done = subprocess.run(line, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -55,7 +55,7 @@ def run_script(script: str | Path, *arguments: str, ranks: int = 2, folder: Path
 
 
 def script_losses(script: str | Path, steps: int, *arguments: str, ranks: int = 2) -> list[float]:
-    """The losses of the first steps of an exported script."""
+    """Return the losses of the first steps of an exported script."""
     said = run_script(script, "--steps", str(steps), "--report-every", "1", *arguments, ranks=ranks)
     losses = [float(x) for x in re.findall(r"^step \d+  loss (\S+)", said, re.MULTILINE)]
     assert len(losses) == steps, said

@@ -114,7 +114,7 @@ class Judged(nn.Module):
 
 
 def _still(model: nn.Module) -> nn.Module:
-    """The model without random draws."""
+    """Return the model without random draws."""
     for part in model.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd) or type(part).__name__ == "StochasticDepth":
             part.p = 0.0  # type: ignore[assignment]
@@ -181,7 +181,7 @@ FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[str], Made]]] = {
 
 
 def names() -> list[str]:
-    """The functions of this file that build a model, by name."""
+    """Return the functions of this file that build a model, by name."""
     return [_called(title, name) for title, (held, _) in FAMILIES.items() for name in held]
 
 

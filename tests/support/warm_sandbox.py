@@ -27,7 +27,7 @@ class Forked:
         self.pid = self._process.pid
 
     def wait(self) -> int:
-        """The exit status, or a signal's number below zero."""
+        """Return the exit status, or a signal's number below zero."""
         self._process.join()
         return int(self._process.exitcode)
 

@@ -51,7 +51,7 @@ def small_ranks(plan: Plan) -> int:
 
 
 def stated_plans(model: str) -> Iterator[tuple[str, Plan]]:
-    """The plans of a model's layouts on two nodes of eight GPUs, by name."""
+    """Yield the plans of a model's layouts on two nodes of eight GPUs, by name."""
     pricer = Pricer(model, load_cluster(CLUSTER))
     for one in LAYOUTS.get(model, ()):
         run = Statement(parse_layout(one.layout), accumulate=one.accumulate, recompute=one.recompute)

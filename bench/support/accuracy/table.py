@@ -14,7 +14,7 @@ BIG = ("8", "2x8", "8x8", "64x8")
 
 
 def format_page(rows: list[Row], models: Iterable[str]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     order = {m: i for i, m in enumerate(models)}
     rows = sorted(
         rows, key=lambda r: (order.get(r["model"], 99), r["mesh"].count("x"), len(r["mesh"]), r["mesh"], r["plan"])
@@ -69,7 +69,7 @@ MIXED_SINCE = "2026-11-23"
 
 
 def _last_day(rows: list[Row]) -> str:
-    """Which parts are of the last day, and what the older ones are."""
+    """Return which parts are of the last day, and what the older ones are."""
     measured = [r for r in rows if r["check"] != "plan"]
     last = max((str(r["date"]) for r in measured), default="")
     new = dict.fromkeys(f"{r['model']} ({r['check']})" for r in measured if r["date"] == last)
@@ -215,7 +215,7 @@ def _format_traffic_table(rows: list[Row]) -> list[str]:
 
 
 def _rows_of_size(stated: list[Row], size: str) -> list[Row]:
-    """The rows of stated layouts on the whole model, or on the small one."""
+    """Return the rows of stated layouts on the whole model, or on the small one."""
     return [r for r in stated if r["mesh"] == size]
 
 
@@ -244,7 +244,7 @@ def _format_layouts(stated: list[Row]) -> list[str]:
 
 
 def _name_plan(row: Row) -> str:
-    """A plan's name, and whether it fits."""
+    """Return a plan's name, and whether it fits."""
     return str(row["plan"]) + ("" if row.get("fits", True) else " (does not fit)")
 
 

@@ -40,7 +40,7 @@ DRAWN = 3000
 
 
 def source() -> str:
-    """The component's JavaScript, as DRAW takes it."""
+    """Return the component's JavaScript, as DRAW takes it."""
     return base64.b64encode(script("graph").encode()).decode()
 
 
@@ -58,7 +58,7 @@ def mounted(browser: Any) -> Iterator[Any]:
 
 
 def grid(columns: int = 75, rows: int = 41) -> dict[str, Any]:
-    """A made-up drawing whose nodes can all be in the window at once, each with an edge to the next two."""
+    """Return a made-up drawing whose nodes can all be in the window at once, each with an edge to the next two."""
     nodes = [
         {
             "id": f"n{i}",

@@ -103,7 +103,7 @@ STATES = (
 
 
 def photograph(browser: Any, url: str, state: State, look: str) -> bytes:
-    """The state as JPEG, half as wide as the page."""
+    """Return the state as JPEG, half as wide as the page."""
     from PIL import Image
 
     width, height, scheme = LOOKS[look]
@@ -137,7 +137,7 @@ def photograph(browser: Any, url: str, state: State, look: str) -> bytes:
 
 
 def sheet() -> str:
-    """The page that shows all pictures that lie there."""
+    """Return the page that shows all pictures that lie there."""
     lines = [
         "# Every page and state, seen",
         "",

@@ -24,7 +24,7 @@ def warm() -> None:
 
 
 def in_child(work: Callable[[Any], None]) -> dict[str, Any]:
-    """What `work` tells, run in a forked child with a time and a memory limit."""
+    """Return what `work` tells, run in a forked child with a time and a memory limit."""
     read, write = os.pipe()
     start = time.perf_counter()
     child = os.fork()

@@ -88,7 +88,7 @@ def causal_models() -> list[tuple[str, str]]:
 
 
 def default_config(model_type: str, cls: str, whole_depth: bool = False) -> dict[str, Any]:
-    """The default config as plain data, cut to `KEPT_LAYERS` of each kind unless `whole_depth`."""
+    """Return the default config as plain data, cut to `KEPT_LAYERS` of each kind unless `whole_depth`."""
     from transformers import CONFIG_MAPPING
 
     made = CONFIG_MAPPING[model_type](**GAPS.get(model_type, {}))

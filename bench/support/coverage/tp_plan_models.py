@@ -152,7 +152,7 @@ PARTS: dict[str, Part] = {
 
 
 def part_graph(kind: str) -> Any:
-    """The graph of a part on its own, at most four layers deep where its config can be cut."""
+    """Return the graph of a part on its own, at most four layers deep where its config can be cut."""
     from transformers import CONFIG_MAPPING
 
     from planner_core.core import PlannerError

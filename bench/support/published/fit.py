@@ -53,12 +53,12 @@ ODD = {
 
 
 def why_odd(run: Run) -> str:
-    """Why a run is not fitted; "" if it is."""
+    """Return why a run is not fitted; "" if it is."""
     return ODD.get(run.id, "")
 
 
 def _current_constant(name: str) -> float:
-    """A constant as it is in the product."""
+    """Return a constant as it is in the product."""
     gpu, _, constant = name.partition(" ")
     if name in OF_STACKS:
         return float(getattr(load_stack("llm-foundry"), name))
@@ -108,5 +108,5 @@ def fold_of(run: Run) -> int:
 
 
 def source_of(run: Run) -> str:
-    """The source, for leaving whole sources out."""
+    """Return the source, for leaving whole sources out."""
     return run.source

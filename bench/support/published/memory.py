@@ -56,7 +56,7 @@ class Memory:
 
 
 def stated_runs() -> Iterator[Run]:
-    """The runs of grade A or B, as they are stated here."""
+    """Return the runs of grade A or B, as they are stated here."""
     return map(as_it_ran, read_runs("AB"))
 
 
@@ -69,7 +69,7 @@ def as_it_ran(run: Run) -> Run:
 
 
 def predict_peak_bytes(run: Run) -> float | None:
-    """The peak in bytes; None where the layout is not legal for the model."""
+    """Return the peak in bytes; None where the layout is not legal for the model."""
     try:
         plan = plan_run(run)[0]
     except InputError:
@@ -78,12 +78,12 @@ def predict_peak_bytes(run: Run) -> float | None:
 
 
 def measured_peak_bytes(run: Run) -> float:
-    """The published peak in bytes: the sources print GiB, most of them as GB."""
+    """Return the published peak in bytes: the sources print GiB, most of them as GB."""
     return float(run.row["mem_gb"]) * 2**30
 
 
 def _format_row(memories: Sequence[Memory]) -> str:
-    """The columns of one row."""
+    """Return the columns of one row."""
     ratios = [m.ratio for m in memories]
     low, high = np.quantile(ratios, (0.05, 0.95))
     close = sum(abs(r - 1) <= CLOSE for r in ratios)
@@ -91,7 +91,7 @@ def _format_row(memories: Sequence[Memory]) -> str:
 
 
 def _format_page(memories: Sequence[Memory]) -> str:
-    """The page."""
+    """Return the page."""
     lines = [HEAD]
     keys = (
         ("source", publisher),
@@ -130,7 +130,7 @@ def _group_equal_runs(memories: Sequence[Memory]) -> list[list[Memory]]:
 
 
 def _describe_scatter(memories: Sequence[Memory]) -> str:
-    """How far measurements of the same lie apart."""
+    """Return how far measurements of the same lie apart."""
     groups = _group_equal_runs(memories)
     off = [abs(m.measured / statistics.median(n.measured for n in group) - 1) for group in groups for m in group]
     far = sum(x > CLOSE for x in off)
@@ -143,7 +143,7 @@ def _describe_scatter(memories: Sequence[Memory]) -> str:
 
 
 def is_contradicted(m: Memory, memories: Sequence[Memory]) -> bool:
-    """Whether its source has a run with half the micro-batch or less, on as many GPUs or more, that took as much memory."""
+    """Return whether its source has a run with half the micro-batch or less, on as many GPUs or more, that took as much memory."""
     mine = m.run.stated
     return any(
         other.run.config == m.run.config
@@ -156,7 +156,8 @@ def is_contradicted(m: Memory, memories: Sequence[Memory]) -> bool:
 
 
 def own_peaks() -> list[reserved.Peak]:
-    """The steps of one rank that `bench.gpu` measured, left out by model: what the allocator held beside the peak that it counted."""
+    """Return the steps of one rank that `bench.gpu` measured, left out by model: what the allocator held beside the peak that it
+    counted."""
     return [
         reserved.Peak(row["peak_allocated_bytes"], row["peak_reserved_bytes"], case.name, fitted=True)
         for case, row in read_steps()
@@ -178,7 +179,7 @@ def peaks_by_kind(memories: Sequence[Memory]) -> dict[str, list[reserved.Peak]]:
 
 
 def _describe_too_high(memories: Sequence[Memory]) -> str:
-    """What is wrong with predictions that are far too high, as far as the data say."""
+    """Return what is wrong with predictions that are far too high, as far as the data say."""
     high = [m for m in memories if m.ratio > HIGH]
     odd = sum(is_contradicted(m, memories) for m in high)
     return (
@@ -188,7 +189,7 @@ def _describe_too_high(memories: Sequence[Memory]) -> str:
 
 
 def _describe_filling(shares: Mapping[str, Sequence[float]], memories: Sequence[Memory]) -> str:
-    """How much of its GPU each source filled by the prediction; `shares` are by source."""
+    """Return how much of its GPU each source filled by the prediction; `shares` are by source."""
     usable = timing().usable_memory
     tellable = [x for name in TELLING for x in shares[name]]
     most = max(m.measured / memory_of(m.run) for m in memories)
@@ -212,12 +213,12 @@ def _describe_filling(shares: Mapping[str, Sequence[float]], memories: Sequence[
 
 
 def publisher(run: Run) -> str:
-    """The name of a run's source."""
+    """Return the name of a run's source."""
     return run.source.split(" ")[0].split("/")[-1]
 
 
 def memory_of(run: Run) -> int:
-    """Bytes of a run's GPU."""
+    """Return the bytes of a run's GPU."""
     return load_cluster(run.cluster).gpu.memory_bytes
 
 

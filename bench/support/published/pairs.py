@@ -85,12 +85,12 @@ def _price_run(run: Run) -> tuple[float, int]:
 
 
 def host_floor(runs: Sequence[tuple[Run, int]]) -> float:
-    """The least seconds that an eager run was measured to take for each call of an operator, forward and backward together."""
+    """Return the least seconds that an eager run was measured to take for each call of an operator, forward and backward together."""
     return min(run.measured_s / calls for run, calls in runs if not run.stated.compiled)
 
 
 def _find_pairs(priced_runs: Sequence[PricedRun]) -> Iterator[tuple[PricedRun, PricedRun]]:
-    """The pairs, the run that was measured to be faster first."""
+    """Yield the pairs, the run that was measured to be faster first."""
     groups: dict[object, list[PricedRun]] = {}
     for one in priced_runs:
         r, s = one.run, one.run.stated
@@ -105,7 +105,7 @@ def _find_pairs(priced_runs: Sequence[PricedRun]) -> Iterator[tuple[PricedRun, P
 
 
 def format_pairs(priced_runs: Sequence[PricedRun]) -> str:
-    """The section of docs/PUBLISHED.md."""
+    """Return the section of docs/PUBLISHED.md."""
     every = list(_find_pairs(priced_runs))
 
     def inside(a: PricedRun, b: PricedRun) -> bool:
@@ -143,8 +143,8 @@ def format_pairs(priced_runs: Sequence[PricedRun]) -> str:
 
 
 def _count_slower_on_twice(priced_runs: Sequence[PricedRun], gpus: int) -> tuple[int, int]:
-    """How many of nanotron's runs on twice as many GPUs have a run of the same model and degree of tensor parallelism on `gpus`, and how
-    many of them were measured slower than the fastest of those. All have one global batch."""
+    """Return how many of nanotron's runs on twice as many GPUs have a run of the same model and degree of tensor parallelism on `gpus`, and
+    how many of them were measured slower than the fastest of those. All have one global batch."""
     fastest: dict[tuple[str, int], float] = {}
     twice = []
     for t in priced_runs:

@@ -55,7 +55,7 @@ class Fit(NamedTuple):
         return np.array([(self.scale * p.tensors + self.add_bytes) / p.measured for p in peaks])
 
     def close(self, peaks: Sequence[Peak]) -> int:
-        """How many of the runs are met within 10 %."""
+        """Return how many of the runs are met within 10 %."""
         return int((abs(self.ratios(peaks) - 1) <= CLOSE).sum()) if peaks else 0
 
 
@@ -73,7 +73,7 @@ def fit_peaks(peaks: Sequence[Peak]) -> Fit:
 
 
 def close_left_out(peaks: Sequence[Peak]) -> int:
-    """How many runs a fit to the other parts meets within 10 %."""
+    """Return how many runs a fit to the other parts meets within 10 %."""
     parts = {p.part for p in peaks}
     return sum(
         fit_peaks([p for p in peaks if p.part != part]).close([p for p in peaks if p.part == part]) for part in parts
@@ -81,7 +81,7 @@ def close_left_out(peaks: Sequence[Peak]) -> int:
 
 
 def format_section(kinds: Mapping[str, Sequence[Peak]]) -> str:
-    """The part of the page."""
+    """Return the part of the page."""
     lines = [HEAD]
     for kind, peaks in sorted(kinds.items()):
         fit, parts = fit_peaks(peaks), ", ".join(sorted({p.part for p in peaks}))

@@ -76,7 +76,7 @@ class Run:
 
 
 def plan_run(run: Run) -> tuple[Plan | None, Planner]:
-    """The plan of a run, which is None where the layout is not legal for the model, and its planner. Raises InputError."""
+    """Return the plan of a run, which is None where the layout is not legal for the model, and its planner. Raises InputError."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(run.config))
@@ -145,19 +145,19 @@ STACKS = {
 
 
 def stack_of(row: Row) -> str:
-    """The stack that ran a row; PyTorch alone if its source is none of the known ones."""
+    """Return the stack that ran a row; PyTorch alone if its source is none of the known ones."""
     return next((stack for name, stack in STACKS.items() if row["source"].split(" ")[0].endswith(name)), "torch")
 
 
 def leaves_loss_uncompiled(row: Row) -> bool:
-    """Whether a run compiled its blocks, and not its loss. From 2024-12-18 to 2025-04-02 torchtitan's code says of the loss "compiling loss function
-    causes CUDA errors, turning off for now" (e8977b007 to bbb1b616e). torchtitan's tables of December 2024 fall into these days, and so do torchao's, which
-    ran torch 2.7.0a0."""
+    """Return whether a run compiled its blocks, and not its loss. From 2024-12-18 to 2025-04-02 torchtitan's code says of the loss
+    "compiling loss function causes CUDA errors, turning off for now" (e8977b007 to bbb1b616e). torchtitan's tables of December 2024 fall
+    into these days, and so do torchao's, which ran torch 2.7.0a0."""
     return "titan 9dec370" in row["source_ref"] or "torch 2.7.0a0" in row["notes"]
 
 
 def hands_out_rank_by_rank(row: Row) -> bool:
-    """Whether the stack of a run hands out what ZeRO-1 updated tensor by tensor and rank by rank, as its code says: nanotron's
+    """Return whether the stack of a run hands out what ZeRO-1 updated tensor by tensor and rank by rank, as its code says: nanotron's
     `all_gather_coalesced`, InternEvo's `broadcast_params`. Where InternEvo shards states over one node alone (zero1=8), it is eight ranks:
     too few to tell, and the layout here says all."""
     return row["zero_stage"][:1] == "1" and ("nanotron" in row["source"] or row["notes"].startswith("zero1=-1"))
@@ -173,7 +173,7 @@ def _read_layout(row: Row) -> Layout:
 
 
 def _read_config(row: Row) -> dict[str, Any]:
-    """The Hugging Face config of the row's shape: Llama where the inner layer is gated, else GPT-NeoX."""
+    """Return the Hugging Face config of the row's shape: Llama where the inner layer is gated, else GPT-NeoX."""
     hidden, heads = int(row["hidden"]), int(row["heads"])
     common = {
         "vocab_size": int(_parse_number(row["vocab"], 50304)),

@@ -98,7 +98,7 @@ class StagedRun:
 
 
 def stage_runs() -> Iterator[Run]:
-    """Every row, as it is stated."""
+    """Yield every row, as it is stated."""
     with CSV.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             gpu = "h100" if "H100" in row["gpu"] else "a100"
@@ -119,7 +119,7 @@ def stage_runs() -> Iterator[Run]:
 
 
 def _state_row(row: Row) -> Statement:
-    """A row as `price` takes it."""
+    """Return a row as `price` takes it."""
     dp, tp, pp, cp = (int(_parse_number(row[k], 1)) or 1 for k in ("dp", "tp", "pp", "cp"))
     vp = (int(_parse_number(row["vp"], 1)) or 1) if pp > 1 else 1
     order = {"zb": "zb" if vp == 1 else "zbv"}.get(row["schedule"], row["schedule"]) if pp > 1 else ""
@@ -149,14 +149,15 @@ def _state_row(row: Row) -> Statement:
 
 
 def _published_copies(row: Row, stages: int) -> tuple[int, ...]:
-    """The layers of each stage where a source says them: Zero Bubble's first and last stages have one less than the others (section 5.1)."""
+    """Return the layers of each stage where a source says them: Zero Bubble's first and last stages have one less than the others (section
+    5.1)."""
     each, rest = divmod(int(row["layers"]) + 2, stages)
     is_dealt_out = "Zero Bubble" in row["source"] and stages > 2 and not rest and each > 1
     return (each - 1, *(each,) * (stages - 2), each - 1) if is_dealt_out else ()
 
 
 def _state_software(row: Row) -> dict[str, Any]:
-    """The stack of a row and its attention kernel, as its source says."""
+    """Return the stack of a row and its attention kernel, as its source says."""
     how = row["attention"]
     if "Aleph" in row["source"]:
         kernel = "flash1" if "v1" in how else "flash2" if "flash" in how else "softmax"
@@ -170,7 +171,7 @@ def _state_software(row: Row) -> dict[str, Any]:
 
 
 def priced_stage_runs() -> list[StagedRun]:
-    """All runs that are priced already. A layout that is not legal for the model is left out."""
+    """Return all runs that are priced already. A layout that is not legal for the model is left out."""
     return _priced_already(stage_runs())
 
 
@@ -215,7 +216,7 @@ def price_run(run: Run) -> list[Any] | None:
 
 
 def format_section(staged_runs: Sequence[StagedRun]) -> str:
-    """The section of docs/PUBLISHED.md."""
+    """Return the section of docs/PUBLISHED.md."""
     lines = [
         HEAD,
         "| source | ran | time: median | nine in ten | bias | fits: right of | |",
@@ -306,7 +307,7 @@ def _list_regrets(staged_runs: Sequence[StagedRun]) -> list[float]:
 
 
 def _layout_key(of: StagedRun) -> object:
-    """All that a run states but its kernels."""
+    """Return all that a run states but its kernels."""
     return of.run.gpus, of.run.stated.but(stack=None, attention=None)
 
 
@@ -337,7 +338,7 @@ def _list_schedule_ratios(staged_runs: Sequence[StagedRun]) -> list[float]:
 
 
 def _least_memory(staged_runs: Sequence[StagedRun], of: StagedRun) -> float:
-    """The least memory that a run of the same model, GPUs and micro-batch was measured to take."""
+    """Return the least memory that a run of the same model, GPUs and micro-batch was measured to take."""
     same = [
         _parse_number(t.run.row["mem_gb"])
         for t in staged_runs

@@ -135,7 +135,7 @@ def _list_worst(errors: list[Errors]) -> Iterator[str]:
 
 
 def list_predictions(rows: PredictedRows) -> list[dict[str, object]]:
-    """What the page “Measured” shows: every run that was priced, with its three predictions in seconds."""
+    """Return what the page “Measured” shows: every run that was priced, with its three predictions in seconds."""
     return [_predict_row(e) for e in errors_of(rows)]
 
 
@@ -170,7 +170,7 @@ def _predict_row(e: Errors) -> dict[str, object]:
 
 
 def kind_of_run(run: Run) -> str:
-    """The kind of run whose errors are its band (`planning/pricing/bands.py`)."""
+    """Return the kind of run whose errors are its band (`planning/pricing/bands.py`)."""
     layout = run.stated.layout
     if layout.tp > 1:
         return "tensor parallel in a node" if layout.tp <= ONE_NODE else OVER_NODES
@@ -235,5 +235,5 @@ def _make_band(errors: Any) -> dict[str, Any]:
 
 
 def _robust_sigma(errors: Any) -> float:
-    """A standard deviation that outliers do not move."""
+    """Return a standard deviation that outliers do not move."""
     return round(1.4826 * float(np.median(np.abs(errors - np.median(errors)))), 3)

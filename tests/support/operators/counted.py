@@ -54,7 +54,7 @@ def counted_op(op: Op, block: Block) -> tuple[int, int]:
 
 
 def spelled(op: Op) -> Call:
-    """The call that an op of a graph stands for."""
+    """Return the call that an op of a graph stands for."""
     attrs: dict[str, Any] = dict(op.attrs)
     if op.fn == "scaled_dot_product_attention":
         return attention_of(op)
@@ -96,7 +96,7 @@ class _Flash(torch.autograd.Function):
 
 
 def balanced_experts(gated: bool) -> Call:
-    """Every expert by itself, on its equal share of the rows."""
+    """Return every expert by itself, on its equal share of the rows."""
 
     def call(ts: list[torch.Tensor]) -> list[torch.Tensor]:
         hidden, index, weights, up, down = ts[:5]
@@ -113,7 +113,7 @@ def balanced_experts(gated: bool) -> Call:
 
 
 def _group_by_group(case: Case, groups: int) -> Call:
-    """A grouped convolution as one convolution for each group."""
+    """Return a grouped convolution as one convolution for each group."""
 
     def call(ts: list[torch.Tensor]) -> list[torch.Tensor]:
         options = {**case.kwargs, "groups": 1}

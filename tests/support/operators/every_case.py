@@ -15,7 +15,7 @@ EVERY: list[Case] = [*CASES, *MORE]
 
 
 def mark_repetitions(keep: tuple[Case, ...] = ()) -> list[Case | object]:
-    """Every case as a parameter, `slow` if an earlier case has its rule, operands and arguments.
+    """Return every case as a parameter, `slow` if an earlier case has its rule, operands and arguments.
 
     A rule reads shapes and arguments, and not which function is called: such cases have the same rows. What is in `keep` is not marked.
     """

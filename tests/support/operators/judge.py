@@ -46,12 +46,12 @@ class Case:
         return list(leaves((self.args, self.kwargs)))
 
     def call(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The function on other operands."""
+        """Return the function on other operands."""
         args, kwargs = put((self.args, self.kwargs), iter(tensors))
         return results(self.func(*args, **kwargs))
 
     def op(self) -> tuple[Op, tuple[Value, ...]]:
-        """The op as capture would record it, and its values."""
+        """Return the op as capture would record it, and its values."""
         tensors = self.tensors
         outs = self.call(tensors)
         kinds = (self.kinds or "a" + "p" * len(tensors))[: len(tensors)]
@@ -103,7 +103,7 @@ def results(out: Any) -> list[torch.Tensor]:
 def cut(
     t: torch.Tensor, placements: Sequence[Placement], sizes: Sequence[int], segments: dict[int, tuple[int, ...]]
 ) -> Pieces:
-    """The piece of every rank; Partial becomes random terms; a fused dim is dealt part by part."""
+    """Return the piece of every rank; Partial becomes random terms; a fused dim is dealt part by part."""
     if not sizes:
         return {(): t}
     first, *rest = placements
@@ -128,7 +128,7 @@ def cut(
 def join(
     pieces: Pieces, placements: Sequence[Placement], sizes: Sequence[int], segments: dict[int, tuple[int, ...]]
 ) -> torch.Tensor:
-    """The inverse of `cut`; raises ValueError where devices that should hold the same do not."""
+    """Return the inverse of `cut`; raises ValueError where devices that should hold the same do not."""
     if not sizes:
         return pieces[()]
     first, *rest = placements
@@ -177,7 +177,7 @@ class World:
         return shape
 
     def part(self, rank: Rank, operand: int, dim: int) -> int:
-        """Which piece of a split dim this rank holds, outermost axis first."""
+        """Return which piece of a split dim this rank holds, outermost axis first."""
         index = 0
         for i, r, n in zip(rank, self.chosen, self.sizes, strict=True):
             if r.inputs[operand][0] == Shard(dim):
@@ -356,7 +356,7 @@ LOCAL: dict[str, Callable[[World, Rank, list[torch.Tensor]], list[torch.Tensor]]
 
 
 def even(op: Op, values: Sequence[Value], chosen: Sequence[Row], sizes: Sequence[int]) -> bool:
-    """Whether every dim, alone and in its fused parts, divides."""
+    """Return whether every dim, alone and in its fused parts, divides."""
     need: dict[Any, int] = {}
     extents: dict[Any, tuple[int, ...]] = {}
     for r, n in zip(chosen, sizes, strict=True):
@@ -404,7 +404,7 @@ class Trial:
         """By result: the piece of its gradient that each rank is fed."""
 
     def check_results(self, made: dict[Rank, list[torch.Tensor]]) -> str:
-        """What is wrong with the results of all ranks."""
+        """Return what is wrong with the results of all ranks."""
         for i, o in enumerate(self.want):
             placements = [r.outputs[i][0] for r in self.chosen]
             if problem := differs({k: v[i] for k, v in made.items()}, placements, self.sizes, {}, o):
@@ -412,7 +412,7 @@ class Trial:
         return ""
 
     def check_gradients(self, by_rank: dict[Rank, Sequence[torch.Tensor | None]]) -> str:
-        """What is wrong with the gradients of the operands `wrt`, of which None is a gradient of zeros."""
+        """Return what is wrong with the gradients of the operands `wrt`, of which None is a gradient of zeros."""
         for n, i in enumerate(self.wrt):
             pieces = {k: torch.zeros_like(self.operands[k][i]) if g[n] is None else g[n] for k, g in by_rank.items()}
             placements = [r.inputs[i][1] for r in self.chosen]
@@ -422,7 +422,7 @@ class Trial:
 
 
 def judge(case: Case, chosen: tuple[Row, ...], sizes: tuple[int, ...]) -> str:
-    """What is wrong with running `case` by these rows; empty: nothing."""
+    """Return what is wrong with running `case` by these rows; empty: nothing."""
     trial = Trial(case, chosen, sizes)
     given = {k: [t.clone() for t in v] for k, v in trial.operands.items()}
     world = World(case, trial.op, trial.values, chosen, sizes, given)

@@ -71,12 +71,12 @@ class ThreadAxis:
         return torch.cat(pieces_received)
 
     def start_send_recv(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """What the rank before sends."""
+        """Return what the rank before sends."""
         got = self._meet(x.detach().clone())[(self.rank - 1) % self.size]
         return lambda: got
 
     def _meet(self, given: Any) -> list[Any]:
-        """What every rank of the axis hands in, in order."""
+        """Return what every rank of the axis hands in, in order."""
         meeting = self.meetings[self.axis, (*self.place[: self.axis], *self.place[self.axis + 1 :])]
         meeting.given[self.rank] = given
         meeting.barrier.wait(SECONDS)
@@ -86,7 +86,7 @@ class ThreadAxis:
 
 
 def judge_local(case: Case, chosen: Sequence[Row], sizes: tuple[int, ...]) -> str:
-    """What is wrong with the runtime's way to run `case` by these rows; empty: nothing."""
+    """Return what is wrong with the runtime's way to run `case` by these rows; empty: nothing."""
     trial = Trial(case, chosen, sizes)
     row = _row(chosen, len(trial.op.inputs), len(trial.op.outputs))
     text, objects = _written(case, trial.op.fn, trial.want, row, sizes)
@@ -115,7 +115,7 @@ def judge_local(case: Case, chosen: Sequence[Row], sizes: tuple[int, ...]) -> st
 def _written(
     case: Case, fn: str, want: list[torch.Tensor], row: SitePlan, sizes: tuple[int, ...]
 ) -> tuple[str, dict[str, Any]]:
-    """The code of one rank, whose operands are x0, x1, ... and whose axes AXIS0, AXIS1, ...; and the objects that it names."""
+    """Return the code of one rank, whose operands are x0, x1, ... and whose axes AXIS0, AXIS1, ...; and the objects that it names."""
     count = len(case.tensors)
     numbers = tuple(range(count + len(want)))
     refs = iter(map(Ref, numbers))

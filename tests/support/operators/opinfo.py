@@ -46,7 +46,7 @@ REASONS: tuple[tuple[str, str], ...] = (
 
 @functools.cache
 def entries() -> dict[str, list[Any]]:
-    """What autograd differentiates, views among it: the forms of each operator in the database, by name."""
+    """Return what autograd differentiates, views among it: the forms of each operator in the database, by name."""
     # two seconds, which only who asks for the database pays
     from torch.testing._internal.common_methods_invocations import op_db
 
@@ -58,7 +58,7 @@ def entries() -> dict[str, list[Any]]:
 
 
 def rule_of(name: str) -> Operator | None:
-    """The operator that describes it, if one does."""
+    """Return the operator that describes it, if one does."""
     entry = entries()[name][0]
     if name.startswith(("sparse.", "masked.")):
         return None
@@ -71,12 +71,12 @@ def rule_of(name: str) -> Operator | None:
 
 
 def reason_of(name: str) -> str | None:
-    """Why it has no rule."""
+    """Return why it has no rule."""
     return next((why for pattern, why in REASONS if re.fullmatch(pattern, name)), None)
 
 
 def cases(name: str) -> Iterator[Case]:
-    """The database's own samples in double precision, as calls that a capture would see."""
+    """Yield the database's own samples in double precision, as calls that a capture would see."""
     one = rule_of(name)
     assert one is not None
     if one.kind in (Kind.RANDOM, Kind.CAST):  # switched off; rounds
@@ -99,7 +99,7 @@ def cases(name: str) -> Iterator[Case]:
 
 
 def with_gradients(case: Case) -> Case:
-    """The case with gradients for those operands that torch gives one: of all, of the first, or of none."""
+    """Return the case with gradients for those operands that torch gives one: of all, of the first, or of none."""
     for kinds in (case.kinds, "a" + "c" * (len(case.kinds) - 1), "c" * len(case.kinds)):
         tried = Case(case.fn, case.func, case.args, case.kwargs, kinds, case.name)
         if _differentiable(tried):
