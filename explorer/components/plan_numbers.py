@@ -65,7 +65,7 @@ def _show_stages(plan: Plan) -> None:
     st.markdown(
         f"The step is simulated pass by pass: {times} micro-batches through {len(cost.stages)} stages. The rank that "
         f"works longest waits {units.seconds(cost.bubble_s)} for others; no order of this "
-        f"schedule takes less than {units.seconds(cost.bound_s)}. Rank {plan.fullest_rank} is the fullest."
+        f"schedule takes less than {units.seconds(cost.bound_s)}."
     )
     rows = []
     for k, s in enumerate(cost.stages):
@@ -197,7 +197,8 @@ def _show_memory(plan: Plan, result: Result) -> None:
     rows = [[MEMORY_NAMES[k], units.memory(memory.get(k, 0)), MEMORY_FORMULAS[k]] for k in MEMORY_KINDS]
     rows.append(["peak", units.memory(memory["peak"]), "their sum at that moment"])
     frame.show_table(["kind", "size", "what it is"], rows, "memory by kind")
-    st.caption("The peak is the most that is held at once, found by walking forward and backward, op by op.")
+    where = f" on rank {plan.fullest_rank}, the fullest of the pipeline" if plan.pipeline else ""
+    st.caption(f"The peak is the most that is held at once{where}, found by walking forward and backward, op by op.")
     if plan.fits:
         st.markdown(_describe_reserved(predict_reserved(plan, result.cluster)))
     if plan.pipeline:  # the walk below is that of a whole model, and a rank holds some stages of it

@@ -9,6 +9,7 @@ import pytest
 
 from explorer.address import setups
 from explorer.analysis import differences, rows, step_parts, streams
+from explorer.components.overview import table
 from explorer.figures import topology
 from explorer.figures.palette import WORK
 from explorer.graph.modules import group_by_module
@@ -21,6 +22,7 @@ from planner_core.cost.communication import bytes_between_gpus, sent_per_gpu
 from planner_core.planning import Planner, Request, prepare_planner
 from planner_core.planning.analysis.reporting import exposed_and_bubble
 from planner_core.planning.methods import parse_layout
+from tests.support.plans import planned
 
 
 @pytest.fixture(scope="module", params=["dp=2,tp=4,pp=2", "dp=4,pp=4,vp=2", "dp=8,pp=2,schedule=zb"])
@@ -54,6 +56,18 @@ def test_the_bubble_of_an_older_file_is_that_of_the_table(staged: tuple[Planner,
     older = replace(plan, cost=replace(plan.cost, pipeline=mean))
     drawn = step_parts.split_step(older, planner.graph)[step_parts.BUBBLE]
     assert recipe.describe_bubble(older) == f"bubble {units.percent(drawn / plan.cost.step_time_s)}"
+
+
+def test_the_memory_of_a_row_says_which_rank_is_the_fullest(staged: tuple[Planner, Plan]) -> None:
+    planner, plan = staged
+    assert plan.pipeline and plan.cost.pipeline
+    fullest = max(range(len(plan.cost.pipeline.stages)), key=lambda k: plan.cost.pipeline.stages[k].peak_bytes)  # type: ignore[union-attr]
+    home = planned(planner.request)
+    assert (
+        f"Rank {plan.pipeline.rank_of(fullest)} of the pipeline is the fullest"
+        in table._memory_cell(plan, home)["hover"]
+    )
+    assert "pipeline" not in table._memory_cell(replace(plan, pipeline=None), home)["hover"]
 
 
 def test_every_rank_has_a_row_as_long_as_the_step(staged: tuple[Planner, Plan]) -> None:

@@ -142,11 +142,12 @@ def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
         memory_range = "all"
     else:
         memory_range = units.span(low, high)
+    fullest = f"Rank {plan.fullest_rank} of the pipeline is the fullest. " if plan.pipeline else ""
     likely = max(peak / capacity, min(1.0, reserved.high_bytes / capacity)) if plan.fits else 1.0
     return {
         "figure": units.memory(peak),
         "below": memory_range,
-        "hover": f"The tensors of a plan may take {units.memory(limit)}, {units.percent(limit / capacity)} of the GPU. "
+        "hover": f"{fullest}The tensors of a plan may take {units.memory(limit)}, {units.percent(limit / capacity)} of the GPU. "
         f"{_describe_reserved(plan.fits and reserved.short, capacity)}",
         "order": peak,
         "memory": [min(1.0, peak / capacity), likely, not plan.fits or reserved.short],
