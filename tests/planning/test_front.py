@@ -62,6 +62,9 @@ def test_recomputation_adds_plans_of_less_memory_than_all_others() -> None:
         within = replace(found.asked, memory_gb=plan.cost.memory_bytes["peak"] * 1.0001 / 1e9)
         best = plan_model(within, passes={}).searched
         assert best.bound is not None and plan.cost.gpu_time_s >= best.bound * (1 - 1e-9)
+    assert [p.method for p in after.plans] == sorted((p.method for p in after.plans), key=lambda m: m != "exact"), (
+        "beside each other"
+    )
     assert add_less_memory(after) is after
     stated = plan_model(Request(model="gpt2-xl", layers=4, cluster="2x8-h100", recompute="none"), passes=FIRST_PASSES)
     assert add_less_memory(stated).plans == stated.plans

@@ -60,7 +60,7 @@ def clicks(place: Place) -> Iterator[Timed]:
     for _ in range(2):
         with place.page("/") as page:
             # a search in the background may add or drop a row when it ends
-            page.wait_for_function("() => !/Proving the best plan|Looking at pipeline/.test(document.body.innerText)")
+            page.wait_for_function("() => !/Proving the best plan|Looking (for|at) /.test(document.body.innerText)")
             for sign in ("g.node", ".plans tbody button"):  # the run may have ended before the browser has drawn them
                 page.locator(sign).first.wait_for()
             count = page.locator(".plans tbody button").count()

@@ -289,7 +289,7 @@ def proof_text(request: Request) -> str:
     if aim := method.describe_aim(request.objective):
         separately = f"; {OWN_WORKLOAD}" if method.objective else ""
         return f"proven, of best: the {aim} within {scope}, which says nothing of its step; other rows among their own{separately}"
-    own = "a trade-off among those that take no more memory, baselines and methods among their own"
+    own = "a trade-off among those that hold no more at the end of forward and recompute alike, baselines and methods among their own"
     return f"proven: none is better among {scope}; {own}, unless their plan is that of a row above"
 
 

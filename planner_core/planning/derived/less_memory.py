@@ -8,11 +8,13 @@ from planner_core.core import Plan
 from planner_core.planning.fitting.front import (
     FRONT_STEP,
     TRADE_OFF,
+    is_trade_off,
     leave_out_beaten,
     unseen_corners,
     with_open_recomputation,
 )
 from planner_core.planning.fitting.micro_batch_size import keep_micro_batch_size
+from planner_core.planning.fitting.simpler import FASTEST
 from planner_core.planning.planner import candidate_meshes
 from planner_core.planning.request import Progress
 from planner_core.planning.result import Result
@@ -52,7 +54,9 @@ def add_less_memory(result: Result, progress: Progress | None = None) -> Result:
             found.append(replace(plan, name=f"{WITH_RECOMPUTATION} {len(found) + 1}"))
     # Numbered without them: the page searches these plans before stages, the command line behind them.
     added = leave_out_beaten(found, staged)
-    plans = (*shown, *added, *staged)
+    # Beside the other trade-offs, before the baselines.
+    end = 1 + max((k for k, plan in enumerate(shown) if is_trade_off(plan) or plan.name == FASTEST), default=0)
+    plans = (*shown[:end], *added, *shown[end:], *staged)
     return _say_why(replace(result, plans=plans), f"{len(added)} corners of less memory than all other plans")
 
 
