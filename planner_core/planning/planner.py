@@ -314,7 +314,7 @@ class Planner:
             else price_with_host(blocks, self.graph, model, self.coarse)
         )
         how, fits = METHODS.get(method, EXACT), cost.memory_bytes["peak"] <= self.budget
-        if fits and pipeline is None and not how.by_volume:  # else the bound is of equal links
+        if fits and pipeline is None and known.links == model.links:  # else the bound is of links that are all alike
             check_bound(objective_value(objective, cost.gpu_time_s, cost.comm_time_s), answer.bound, name)
         # Nothing is below 0 bytes. What is left of value and bound are the seconds that break ties, and their gap is none of bytes.
         sends_nothing = how.describe_aim(objective) is not None and not cost.comm_time_s

@@ -250,8 +250,11 @@ def test_tap_splits_the_feed_forward_alone_where_memory_is_not_tight() -> None:
 )
 @pytest.mark.slow(but=("gpt2-xl-2x8-v100-eth-0.05",))
 def test_topology_saves_communication_over_volume(name: str, cluster: str, least: float) -> None:
-    """TAPS: less communication than the plan of least volume, on the real links."""
-    planner = prepare_planner(Request(name, cluster=cluster, method="taps"))
+    """TAPS: less communication than the plan of least volume, on the real links.
+
+    In pure precision: with masters in float32 Llama-3-8B fills the memory, and both plans lie on the one mesh that is left.
+    """
+    planner = prepare_planner(Request(name, cluster=cluster, method="taps", precision="pure"))
     options = candidate_meshes(planner.request, planner.cluster)
     by_time = choose_mesh(planner, options)
     by_volume = choose_mesh(planner, options, method=replace(METHODS["taps"], by_volume=True))
