@@ -279,8 +279,8 @@ def search_within_budget(
     unlimited, answer = state.begin()
     if unlimited is None or answer is not None:
         return answer or Answer(None, float("inf"), float("inf"), float("inf"), state.solves)
-    # Who asks for a bound alone needs any assignment that fits, from which the prices begin.
-    smallest = find_least_memory(problem, objective, enough=budget if limits.bound_only else 0.0)
+    # The prices begin from any assignment that fits.
+    smallest = find_least_memory(problem, objective, enough=budget)
     state.solves += 1
     assert smallest is not None
     least_bytes = memory_bytes(smallest)

@@ -44,11 +44,14 @@ from planner_core.planning.fitting.shortage import least_state_bytes, states_can
 from planner_core.planning.planner import Planner, candidate_meshes
 from planner_core.planning.request import MOMENT, THOROUGH, Effort, Progress, Request
 from planner_core.search import (
+    FIRST_BUDGET_FACTOR,
     TIE,
     bound_of_whole_space,
     least_value_bound,
+    memory_bytes,
     possible_winners,
     rough_plan_fits,
+    search_roughly,
 )
 from planner_core.search.algebra import TooWide
 
@@ -98,6 +101,7 @@ class _MicroBatchSearch:
         self.best: tuple[Planner, Plan] | None = None
         self.free: tuple[Planner, Plan] | None = None
         self.seen: list[MicroBatchCandidate] = []
+        self._candidates: dict[int, MicroBatchCandidate] = {}
         self.needed: dict[int, float] = {}
         """Bytes per GPU of the plan of each number, where one was looked for."""
         self.least: dict[int, float] = {}
@@ -134,7 +138,7 @@ class _MicroBatchSearch:
     def run(self) -> tuple[Planner, Plan]:
         """Return the best plan over all numbers, with a bound that holds for all of them."""
         numbers = self.numbers
-        count = MicroBatchCandidate.of(numbers.first, candidate_meshes(numbers.first.request, numbers.first.cluster))
+        count = self._candidate(numbers.first, candidate_meshes(numbers.first.request, numbers.first.cluster))
         if self.states_fit and (answer := _unlimited_best_if_fits(count, self.search, self.say)):
             self._keep_unlimited(answer, count)
         if self.states_fit and self.free is None and numbers.several and count.planner.objective() == "time":
@@ -184,7 +188,7 @@ class _MicroBatchSearch:
             following = None if vain else self.numbers.at(self.numbers.after(count.micro_batches))
             if following is None:
                 break
-            count = MicroBatchCandidate.of(following, options)
+            count = self._candidate(following, options)
         if vain and self.numbers.several:
             others = [c for c in list_least_memory_numbers(count, self.numbers) if c.micro_batches not in self.least]
             if others:
@@ -216,7 +220,9 @@ class _MicroBatchSearch:
         a smaller space: no other search raises the bound of a relaxation. Where states hardly fit, show also that nothing fits so far."""
         # Mostly it is the plan of all meshes, and the networks of the others take most of the time. What is found serves that search.
         if self._show_first is not None and self.best is None and self.states_fit and len(count.options) > 1:
-            self._show_plan_on(min(count.options, key=least.__getitem__), count)
+            best = min(count.options, key=least.__getitem__)
+            self._show_kept_plan(replace(count, options=[best]))
+            self._show_plan_on(best, count)
             if self._show_first is None or count.planner.spaces:
                 return
             # The sums of memory do not hold buffers. Example: on 16 384 GPUs the plan of the least bound takes 93 GB where its sum is 78,
@@ -236,6 +242,22 @@ class _MicroBatchSearch:
             # Every mesh and number may be searched in vain. Example: of 78.7 GB the states of Kolibri-1 take 78.1 on 16 H100, and what
             # takes least of all plans, 80.3. To find it takes 33 s, and the first mesh 2 s.
             self.show(plan)
+
+    def _candidate(self, planner: Planner, options: Sequence[DeviceMesh]) -> MicroBatchCandidate:
+        """Return the number of micro-batches of a planner on some meshes. It has the networks that were made of it before."""
+        number = planner.workload.accumulate
+        if number not in self._candidates:
+            self._candidates[number] = MicroBatchCandidate.of(planner, options)
+        return replace(self._candidates[number], options=options)
+
+    def _show_kept_plan(self, count: MicroBatchCandidate) -> None:
+        """Show the best plan without recomputation if the fastest one of any memory nearly fits, and if it is a good one."""
+        # Their network is a third of that with recomputation. Example: the fastest plan of MiniMax-Text-01 takes 78.9 of 78.7 GB.
+        if count.plain is count.planner or not _nearly_fits(count):
+            return
+        plan, _ = _plan_number(replace(count, planner=count.plain), self.known, {}, self.search, self.say)
+        if plan is not None and plan.fits:
+            self.show_if_good(self._over_all(count.planner, plan)[1])
 
     def _look_at(self, count: MicroBatchCandidate) -> tuple[Sequence[DeviceMesh], Plan | None]:
         """Search one number without proof. Returns the meshes on which a multiple of it may be better than what is known, and its plan, if
@@ -290,7 +312,7 @@ class _MicroBatchSearch:
                 most -= 1
                 near = [c for c in self.seen if number % c.micro_batches == 0]
                 fewer = max(near, key=lambda c: c.micro_batches).options if near else options
-                self._look_at(MicroBatchCandidate.of(planner, fewer))
+                self._look_at(self._candidate(planner, fewer))
 
     def _may_be_better(self, number: int) -> bool:
         end = self._last_useful
@@ -367,6 +389,16 @@ def _plan_number(
     nothing = 0.0 if plan.fits else np.inf
     bounds[count.micro_batches] = min(below, nothing if plan.bound is None else plan.bound)
     return plan, plan.cost.memory_bytes["peak"]
+
+
+def _nearly_fits(count: MicroBatchCandidate) -> bool:
+    """Return whether the fastest plan of any memory without recomputation takes hardly more than there is, on one of the meshes."""
+    try:
+        problems = build_problems(count.plain, count.options)
+    except TooWide:
+        return False
+    fast = (search_roughly(p, count.plain.objective()) for p in problems if p.unrestricted is None)
+    return any(a is not None and memory_bytes(a) <= FIRST_BUDGET_FACTOR * count.plain.budget for a in fast)
 
 
 def _unlimited_best_if_fits(

@@ -243,7 +243,7 @@ class _MemoryFit:
             return known.answer
         self.bound = fastest.bound
         self.simulate(fastest)
-        smallest = find_least_memory(self.problem, self.objective)
+        smallest = find_least_memory(self.problem, self.objective, enough=self.budget)
         if smallest is not None and memory_bytes(smallest) > self.budget:
             # No sum is within the budget. A peak may be, but rarely is: the few assignments of nearly the least memory decide it, and save
             # searches among sums of up to FIRST_BUDGET_FACTOR times the budget.
