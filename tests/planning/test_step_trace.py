@@ -20,6 +20,7 @@ CASES = {
     "recomputed micro-batches": Request("gpt2-xl", layers=4, recompute="full", accumulate=2, batch=32),
     "two kinds of blocks": Request("t5-large", cluster="1x8-h100", mesh="8", layers=2),
     "kept weights of four micro-batches": Request("llama-3-8b", layers=3, batch=64, accumulate=4, zero=0),
+    "a stack whose GPUs have no work between steps": Request("gpt2-xl", layers=2, stack="torchtitan"),
     "no repeated block": Request("resnet50-100k", cluster="1x8-h100", mesh="8"),
 }
 
@@ -41,6 +42,7 @@ def test_the_compute_stream_adds_up_to_the_simulated_step(result: Result) -> Non
         own = seconds(step, "compute", "compute", "recomputation")
         assert own == pytest.approx(cost.compute_time_s - cost.host_wait_s, rel=1e-9)
         assert seconds(step, "compute", "host") == pytest.approx(cost.host_wait_s, rel=1e-9)
+        assert seconds(step, "compute", "outside") == pytest.approx(cost.outside_time_s, rel=1e-9)
         assert seconds(step, "compute", "optimizer") == pytest.approx(cost.optimizer_time_s, rel=1e-9)
         held = seconds(step, "compute", "waits", "held up by weight traffic")
         exposed = whole - cost.compute_time_s - cost.optimizer_time_s - cost.outside_time_s
