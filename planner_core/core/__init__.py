@@ -22,6 +22,7 @@ from planner_core.core.errors import (
     NoPlanFits,
     NotRunnable,
     PlannerError,
+    SearchFault,
     Sentence,
     ShardingError,
     Term,

@@ -183,6 +183,12 @@ class NoPlanFits(PlannerError):
         return NoPlanFits(self.sentence, "; ", self.describe_memory(), needed_bytes=self.needed_bytes, bound=self.bound)
 
 
+class SearchFault(PlannerError):
+    """A result of a search contradicts another one: a fault of the planner, after which no answer of this request can be trusted."""
+
+    exit_status = 1
+
+
 class VerificationFailed(PlannerError):
     """A plan did not run as predicted. The message names the difference."""
 

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import product
 
+from planner_core.core import SearchFault
 from planner_core.cost import Component, Shares
 from planner_core.search.algebra.pareto_points import PointAllowance
 from planner_core.search.budget.gap_closing import GapClosing
@@ -34,7 +35,7 @@ from planner_core.search.objective import OBJECTIVES, TIE, Objective, least_memo
 
 MAX_PRICES = 16
 """Prices of memory that are tried at one end of the step."""
-BOUND_NOISE, BOUND_NOISE_S = 1e-5, 1e-11
+BOUND_NOISE, BOUND_NOISE_S = 1e-5, 1e-9
 """Share by which a bound may be above the value of a plan, and seconds: the costs of one plan are added up in several orders, bounds hold
 up to ties of 1e-6 (`TIE`), and of plans that send nothing only the seconds that break ties are left."""
 FORWARD, BACKWARD = Component.AFTER_FORWARD, Component.AFTER_BACKWARD
@@ -85,10 +86,12 @@ def memory_bytes(a: Assignment) -> float:
 
 
 def check_bound(value: float, bound: float, of: str = "a plan") -> None:
-    """Raise AssertionError if `bound`, which no plan of a request may be below, is above the value of one: a fault of the search."""
-    assert bound <= value * (1 + BOUND_NOISE) + BOUND_NOISE_S, (
-        f"the bound of {bound!r} is above the value {value!r} of {of}"
-    )
+    """Raise SearchFault if `bound`, which no plan of a request may be below, is above the value of one."""
+    if bound > value * (1 + BOUND_NOISE) + BOUND_NOISE_S:
+        raise SearchFault(
+            f"a fault of the planner: the bound of {bound!r} is above the value {value!r} of {of}, so one of them is wrong and no answer "
+            "is given; please report this request"
+        )
 
 
 def describe_excess(value: float, bound: float, least: str) -> str:
