@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from planner_core.core import P, R, Shard
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Note, NoteKind, Plan
 from planner_core.core.workload import RECOMPUTE, ZERO
@@ -172,6 +173,19 @@ def test_the_value_of_a_plan_is_that_of_its_search(method: str) -> None:
     objective = how.objective or "time"
     answer = search_within_budget(problem, objective=objective)
     plan = planner.plan(problem, answer, "best", method, objective)
+    assert planner.value(plan) == pytest.approx(answer.value, rel=1e-6)
+
+
+def test_a_gradient_that_is_cut_before_it_is_scattered_is_divided_in_neither_sum() -> None:
+    """On 4 x 128 the gradient of the embedding goes from (R, P) to (P, S(0)) by a cut on the first axis, a scatter on the second and zeros in
+    the cut parts. The network priced a division of the whole gradient as well, so that its bound was above the plan."""
+    asked = Request("gpt2-xl", cluster="64x8-h100", mesh="4x128", batch=256, seq=1000, layers=2)
+    planner = prepare_planner(asked)
+    problem = planner.problem(candidate_meshes(planner.request, planner.cluster)[0])
+    answer = search_within_budget(problem)
+    plan = planner.plan(problem, answer, "best", "exact", "time")
+    ways = [e.backward for b in plan.blocks.values() for s in b.sites.values() for e in s.inputs]
+    assert any([(step.src, step.dst) for step in way][::2] == [(R, Shard(1)), (Shard(1), P)] for way in ways)
     assert planner.value(plan) == pytest.approx(answer.value, rel=1e-6)
 
 

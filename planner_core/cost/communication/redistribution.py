@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +71,21 @@ class Redistributions:
             moves += [Step(i, a[i], b[i]) for i in range(self.num_axes) if a[i] != b[i]]  # several: one sum over them
             at = after
         return tuple(moves)
+
+    def divides(self, src: NDArray[np.integer], dst: NDArray[np.integer], axes: Iterable[int]) -> NDArray[np.bool_]:
+        """[pair]: whether the way from code `src` [pair] to code `dst` [pair] divides a whole tensor into terms of a sum on one of `axes`.
+
+        On 4 x 8, a way from (R, P) to (P, S(0)) may cut the tensor on the first axis, scatter it on the second, and fill the cut parts with
+        zeros: it sends a fourth of what is scattered after a division.
+        """
+        base, at, found = 2 + self.rank, np.array(src), np.zeros(len(src), dtype=bool)
+        while (moving := (at != dst) & (self.first[at, dst] >= 0)).any():
+            after = np.where(moving, self.first[at, dst], at)
+            for axis in axes:
+                digit = base ** (self.num_axes - 1 - axis)
+                found |= (at // digit % base == 0) & (after // digit % base == 1)
+            at = after
+        return found
 
 
 def placement_code(placement: Placement) -> int:

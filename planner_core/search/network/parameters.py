@@ -151,6 +151,8 @@ def use_traffic(
         # Made whole, and summed later over an axis of several ranks.
         divides = np.array([[g == R] for _, g in consumed], dtype=bool) & is_term
         is_divided = joint_any(divides, index[:, several], states.index[:, several])
+        rows, columns = np.nonzero(is_divided)
+        is_divided[rows, columns] = moves.gradient.divides(produced[rows], states.gradient[columns], several)
         backward = backward + np.where(is_divided, divided_seconds(gradient, model), 0.0)
     return UseTraffic(gather, gather if needed_in_backward else np.zeros_like(gather), scatter, forward, backward)
 
