@@ -314,10 +314,8 @@ def weight_seconds(block: Block, op: Op, site: SitePlan, recomputed: bool, model
                 stands = gradient if is_sent_later else gradient * (updated / summed)
                 copied = stands if is_sent_later or updated > item else 0.0
                 backward += kept_gradient_seconds(stands, copied, model)
-            # By the states and not by the steps: with another axis to scatter over, the way from R to P is R, S, P, whose last step fills
-            # up with zeros what the division would have read and written.
-            ends = zip(edge.dst.gradient, edge.src.gradient, model.sizes, strict=True)
-            if any((made, held) == (R, P) and n > 1 for made, held, n in ends):
+            # By way of a part, R to S to P, nothing is divided: the last step fills up with zeros what another axis has scattered before.
+            if any((step.src, step.dst) == (R, P) and model.sizes[step.axis] > 1 for step in edge.backward):
                 backward += divided_seconds(gradient, model)
     return forward, backward
 

@@ -57,7 +57,7 @@ def test_price_is_the_total_with_other_options(name: str, objective: str, recomp
 
 def test_price_is_the_total_where_a_gradient_is_cut_before_it_is_scattered() -> None:
     """25 heads do not split over 32 ranks, so both ranks of the other axis make a gradient whole. Its way to a term of a sum, R to S to P,
-    was priced without the seconds that the network counts, so a bound was 1.2 % above the plan that it is of."""
+    divides nothing, and where the network counted a division a bound was 1.2 % above the plan that it is of."""
     request = Request(
         "gpt2-xl", cluster="8x8-h100:inter=50", mesh="2x32", layers=4, batch=64, seq=512, recompute="full"
     )
