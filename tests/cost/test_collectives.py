@@ -14,6 +14,7 @@ from planner_core.core.errors import InputError
 from planner_core.core.mesh import DeviceMesh, axis_names, parse_mesh
 from planner_core.cost.communication.collectives import KINDS, algorithms, collective_time, collective_times, wire_bytes
 from planner_core.cost.communication.links import AxisLink, axis_links
+from planner_core.cost.communication.redistribution import STEP_S, all_redistributions, decode, step_bytes
 
 GPU = load_gpu("h100-sxm")
 B_INTRA, B_NODE = 450e9, 400e9
@@ -299,3 +300,31 @@ def test_stages_multiply_to_the_axis(case: tuple[Cluster, DeviceMesh]) -> None:
     for link in axis_links(*case):
         assert not link.stages or math.prod(link.members) == link.size
         assert link.size == 1 or (len(link.levels) > 0 and link.bytes_per_s > 0 and link.exchange_s_per_byte > 0)
+
+
+# --- ways from one placement to another -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(128256, 4096), (64, 32)])
+def test_a_way_costs_what_its_steps_cost(shape: tuple[int, ...]) -> None:
+    """The table was put together from ways that a run does not make: (P, P) to (S(1), R) cost 15.0 ms where its steps take 10.9."""
+    sizes = (2, 8)
+    on_axes = links(load_cluster("2x8-h100"), *sizes)
+    table = all_redistributions(shape, 4, sizes, on_axes)
+    ways = 0
+    for src, dst in np.argwhere(np.isfinite(table.cost) & (table.first >= 0)):
+        at, seconds = decode(int(src), 2, 2), 0.0
+        for step in table.steps(at, decode(int(dst), 2, 2)):
+            num_bytes = step_bytes(shape, 4, at, step, sizes)
+            seconds += STEP_S
+            seconds += collective_time(step.collective, num_bytes, on_axes[step.axis])[0] if step.collective else 0.0
+            at = (*at[: step.axis], step.dst, *at[step.axis + 1 :])
+        assert table.cost[src, dst] == pytest.approx(seconds, rel=1e-9), (decode(int(src), 2, 2), at)
+        ways += 1
+    assert ways > 100
+
+
+def test_one_rank_sends_nothing() -> None:
+    """A weight in one shard was taken to be gathered, and copied into place: FSDP on one GPU was 5 % above its own price."""
+    table = all_redistributions((64, 32), 4, (1,), links(load_cluster("1x8-h100:gpus=1"), 1))
+    assert table.local[np.isfinite(table.cost)].all()

@@ -170,7 +170,7 @@ def all_redistributions(
             i, j, size = _uneven_moves(shape, item_bytes, sizes, axis, single.placements, i, j)
         cost[i, j] = STEP_S + (collective_times(kind, size, links[axis], share) if kind else 0.0)
         first[i, j] = j
-        if kind is None:
+        if kind is None or sizes[axis] == 1:  # one rank sends nothing
             silent.append((i, j))
     for summed_axes, link in joint:
         i = np.flatnonzero(even & single.partial[:, summed_axes].all(axis=1))
@@ -178,8 +178,26 @@ def all_redistributions(
         # Each of these axes would carry as much: the part that the other axes have left.
         cost[i, j] = STEP_S + collective_times("all_reduce", num_bytes[summed_axes[0], i], link, share)
         first[i, j] = j
+    of_move = cost.copy()
     _all_pairs(cost, first, single, np.flatnonzero(even), {axis for summed_axes, _ in joint for axis in summed_axes})
+    cost = _add_up_steps(of_move, first)
     return Redistributions(rank, axes, cost, first, _reachable_without_messages(even, silent, axes))
+
+
+def _add_up_steps(of_move: NDArray[np.float64], first: NDArray[np.int32]) -> NDArray[np.float64]:
+    """[from, to]: seconds of the steps that a run makes, given those of each single move and the code after the first step.
+
+    They may be fewer than those of the ways from which the table was put together. Example: on 2 x 8, (P, P) to (S(1), R) was put together
+    at (S(1), P), to which a way scatters on axis 1 and fills in zeros again. A run that has scattered gathers.
+    """
+    grid: NDArray[np.int64] = np.indices(first.shape)
+    at, end = grid[0], grid[1]
+    cost = np.where(first >= 0, 0.0, of_move)  # the diagonal, and what is impossible
+    while (moving := (at != end) & (first[at, end] >= 0)).any():
+        after = np.where(moving, first[at, end], at)
+        cost += np.where(moving, of_move[at, after], 0.0)
+        at = after
+    return cost
 
 
 def _is_uneven_split_allowed(

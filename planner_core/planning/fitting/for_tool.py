@@ -227,9 +227,6 @@ def follow_tp_layout(
         answer = search_within_budget(problem, objective="time")
     if answer.assignment is None:
         return None
-    if stage in (1, 2):
-        # The search sums 0.3 % more for Llama-3-8B on 2 x 8 than the step takes that is priced, so its sum bounds nothing here.
-        answer = replace(answer, bound=0.0)
     chosen = planner.plan(problem, answer, plan.name, plan.method, "time")
     if not each_column:
         return chosen
