@@ -54,6 +54,18 @@ def node_loads(plan: Plan, drawing: Scene, graph: Graph) -> NodeLoads:
     return loads
 
 
+def node_kept_bytes(plan: Plan, drawing: Scene, graph: Graph) -> dict[str, int]:
+    """Return by node the bytes that one GPU keeps for backward in one copy, of one micro-batch."""
+    memories = block_memories(plan.blocks, graph, cost_model_of(plan))
+    kept: dict[str, int] = {}
+    for scope, content in drawing.scopes.items():
+        if variant := most_common_variant(plan, scope):
+            saved = _saved_bytes_by_op(memories[variant[0]])
+            inside = (p.node for p in content.nodes if p.node.kind not in ("port", "block"))
+            kept |= {n.id: sum(saved.get(op.name, 0) for op in n.ops) for n in inside}
+    return kept
+
+
 def _saved_bytes_by_op(block_memory: BlockMemory) -> Mapping[str, int]:
     """Return by op the bytes that it is the first to keep; where forward runs again, those of results that the plan keeps."""
     items, results = block_memory.storages.block.items, block_memory.kept_results()

@@ -16,7 +16,7 @@ from typing import Any
 
 from explorer.graph.layered import Box, layout_graph, text_width
 from explorer.text import units
-from planner_core.core import ITEM_BYTES, Block, Call, Op, TensorMeta
+from planner_core.core import Block, Call, Op, TensorMeta
 from planner_core.cost.compute import op_work
 from planner_core.ops import CoarseBlock, CoarseGraph, Group, Kind, is_heavy, operator, rows
 from planner_core.search.network import Run, find_runs
@@ -45,7 +45,6 @@ class Node:
     inputs: tuple[TensorMeta, ...] = ()
     outputs: tuple[TensorMeta, ...] = ()
     flops: int = 0
-    saved_bytes: int = 0
     call: int = -1
     copies: int = 1
 
@@ -260,7 +259,6 @@ def _group_node(scope: str, block: Block, group: Group) -> Node:
         inputs=tuple(block.values[i].meta for i in inputs),
         outputs=tuple(block.values[i].meta for i in ops[-1].outputs),
         flops=sum(op_work(op, block.values).flops for op in ops),
-        saved_bytes=_saved_bytes(block, ops),
     )
 
 
@@ -292,18 +290,6 @@ def _node_kind(lead: Op, has_weight: bool, num_matrices: int, num_inputs: int) -
     if has_weight:
         return "norm"
     return "join" if num_inputs > 1 else "op"
-
-
-def _saved_bytes(block: Block, ops: tuple[Op, ...]) -> int:
-    """Return the bytes that autograd keeps for these ops, each storage once, without parameters."""
-    storages: dict[int, int] = {}
-    for op in ops:
-        for i in op.saved:
-            value = block.values[i]
-            if value.kind == "activation":
-                storages[value.storage if value.storage >= 0 else i] = value.meta.num_bytes
-    extra = sum(math.prod(m.shape) * ITEM_BYTES[m.dtype] for op in ops for m in op.saved_extra)
-    return sum(storages.values()) + extra
 
 
 def _build_edges(

@@ -165,6 +165,20 @@ def test_a_chosen_plan_colours_the_graph_by_how_it_splits_weights() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("recompute", "said"),
+    [
+        ("none", "one GPU keeps 64.0 MiB for backward in each of 2 copies, beside what earlier nodes keep"),
+        ("full", "one GPU keeps nothing for backward in each of 2 copies"),
+    ],
+)
+def test_a_node_says_what_its_plan_keeps_for_backward(recompute: str, said: str) -> None:
+    """It said “0.500 GiB kept for backward” under every plan: the graph's, also where the block is recomputed in full."""
+    setup = {"cluster": "1x8-h100", "layers": "2", "accumulate": "1", "recompute": recompute}
+    at = open_page("overview", plan="data-parallel", node="LlamaDecoderLayer:self_attn.q_proj/linear", **setup)
+    assert not at.exception and said in words(at), words(at)
+
+
 def test_a_model_is_drawn_by_its_modules_and_its_repeats_as_a_stack() -> None:
     scene = graph(open_page("overview"))["scene"]["scopes"]
     names = [n["name"] for n in scene["LlamaDecoderLayer"]["nodes"]]

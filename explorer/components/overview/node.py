@@ -12,7 +12,7 @@ import streamlit as st
 from explorer import components
 from explorer.components import frame
 from explorer.figures.weight_picture import weight_picture
-from explorer.graph import overlay
+from explorer.graph import loads, overlay
 from explorer.graph import scene as graph_view
 from explorer.graph.stripes import largest_weight, split_of
 from explorer.jobs.result_cache import ResultCache
@@ -23,6 +23,7 @@ from planner_core.models import fold
 from planner_core.planning import Request, Result
 
 _MESSAGES: ResultCache[state.PlanKey, dict[str, list[dict[str, Any]]]] = ResultCache(64)
+_KEPT: ResultCache[state.PlanKey, dict[str, int]] = ResultCache(64)
 DONE = {
     "all_gather": "gathered on every GPU",
     "all_reduce": "summed, the sum on every GPU",
@@ -87,7 +88,8 @@ def _show_node(result: Result, drawing: graph_view.Scene, node: graph_view.Node,
             components.draw_svg(weight_picture(placed, plan.mesh, shape), key="weight_picture")
     lines = [f"weight {units.shape(shape)}: {split_of(placed, plan.mesh).sentence}"] if weight else []
     lines += [
-        f"all GPUs together: {units.flops(node.flops)} in forward, {units.memory(node.saved_bytes)} kept for backward",
+        f"all GPUs together: {units.flops(node.flops)} in forward",
+        *_describe_kept(result, node, plan_id, plan),
         *_describe_traffic(result, node, plan_id, plan),
     ]
     with text:
@@ -97,6 +99,26 @@ def _show_node(result: Result, drawing: graph_view.Scene, node: graph_view.Node,
         st.caption("  \n".join(map(frame.escape, lines)))
         if problem := overlay.nodes_without_rule(drawing, result.unknown_ops).get(node.id):
             st.warning(frame.escape(problem[:1].upper() + problem[1:] + "."))
+
+
+def _describe_kept(result: Result, node: graph_view.Node, plan_id: str, plan: Plan) -> list[str]:
+    """Say what one GPU keeps of a node for backward under the plan; nothing where the plan does not know it."""
+    drawing, home = state.model_drawing(result.request), current_setup.result_of(plan_id, result)
+    key = state.plan_key(result.request, plan_id, plan)
+    kept = _KEPT.get(key, lambda: loads.node_kept_bytes(plan, drawing, home.graph)).get(node.id)
+    scope = node.id.rpartition(":")[0]
+    variant = overlay.most_common_variant(plan, scope if scope in drawing.scopes else "")
+    if kept is None or variant is None:
+        return []
+    own, copies = len(variant[1].prefixes), sum(len(v.prefixes) for v in overlay.variants(plan, scope).values())
+    of = [f"in each of {own} copies" + (f" of {copies}" if copies > own else "")] if copies > 1 else []
+    if kept and plan.accumulate > 1:
+        of.append("of each micro-batch")
+    where = "".join(f" {words}" for words in of)
+    if variant[1].recompute == "full":
+        return [f"one GPU keeps {units.memory(kept) if kept else 'nothing'} for backward{where}: full recomputation"]
+    size = f"{units.memory(kept)} for backward{where}" if kept else f"nothing for backward{where}"
+    return [f"one GPU keeps {size}, beside what earlier nodes keep"]
 
 
 def _describe_traffic(result: Result, node: graph_view.Node, plan_id: str, plan: Plan) -> list[str]:
