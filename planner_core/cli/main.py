@@ -300,7 +300,8 @@ def _run_plan(args: argparse.Namespace) -> int:
             planner, candidate_meshes(request, planner.cluster), request.objective, _show_progress
         )
         data["front"] = front_report(points, exact, request.objective)
-        words += "\n\n" + front_text(points, exact, request.objective, describe_front(planner))
+        of = describe_front(planner)
+        words += "\n\n" + front_text(points, exact, request.objective, of, result.searched)
     if args.regret:
         lost = plan_regrets(result)
         data["regret"], words = regret_report(lost), f"{words}\n\n{regret_text(lost)}"

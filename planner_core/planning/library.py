@@ -258,8 +258,8 @@ def price(
 class Front:
     """The Pareto front of the whole model: no plan that `front` looks at is better than one of these in both seconds and memory.
 
-    Along `points`, `cost_s` (seconds of `objective`, without waits for the host) rises and `memory_bytes` (bytes per GPU at the end of
-    forward) falls.
+    Along `points`, `cost_s` (seconds of `objective`, without waits for the host) rises and `memory_bytes` (bytes per GPU that the search
+    sums up to the end of forward, which may be above or below a plan's peak) falls.
     `exact`: whether these are all such plans, among those with all copies of a block equal.
     """
 
@@ -277,8 +277,10 @@ def front(
     progress: Progress | None = None,
     **options: Unpack[PlanOptions],
 ) -> Front:
-    """Find the Pareto front of a model on a cluster: every plan that no other plan beats in both time and memory. It is of plans of one
+    """Find the Pareto front of a model on a cluster: every plan that no other plan beats in both seconds and memory. It is of plans of one
     stage by any method, with all copies of a block alike, in `accumulate` micro-batches, and with any recomputation unless one is given.
+    Seconds are those of the GPU's part of a step, without waits for the host (`plan` says how long its plans wait), or of communication.
+    Memory is the search's sum at the end of forward, which may be above or below a plan's peak.
 
     Args:
         model: As for `plan`, and so are `inputs`, `cluster`, `progress` and the options.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -128,6 +129,19 @@ def test_a_front_says_of_which_plans_it_is(options: list[str], words: str, capsy
     asked = ["gpt2-xl", "--layers", "1", "--cluster", "1x8-h100", "--mesh", "8", "--batch", "8", "--seq", "256"]
     assert main(["plan", *asked, *options, "--front"]) == 0
     assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("objective", ["time", "communication"])
+def test_a_front_says_that_its_seconds_are_without_waits(objective: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The front of GPT-2-XL on 16 GPUs began at a "time" of 82.5 ms, where the best plan takes 211 ms and waits 99 of them."""
+    asked = ["gpt2-xl", "--layers", "2", "--cluster", "1x8-h100", "--mesh", "8", "--batch", "8", "--seq", "256"]
+    assert main(["plan", *asked, "--front", "--objective", objective]) == 0
+    said = capsys.readouterr().out
+    waits = re.search(r"Seconds are .*, without waits for the host \(best waits [0-9.]+ ms of its [0-9.]+\)\.", said)
+    assert bool(waits) == (objective == "time")
+    assert "Memory is the search's sum at the end of forward, which may be above or below a plan's peak." in said
+    heading = "GPU time" if objective == "time" else "communication"
+    assert re.search(f"^mesh +{heading} +memory GiB", said, re.MULTILINE) and f" beats in {heading} and memory" in said
 
 
 def test_a_trade_off_is_said_to_be_unbeaten_by_what_is_shown_alone() -> None:

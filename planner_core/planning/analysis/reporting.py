@@ -33,7 +33,7 @@ from planner_core.planning.analysis.legend import (
     row_title,
     simulation_text,
 )
-from planner_core.planning.fitting.front import FrontPoint
+from planner_core.planning.fitting.front import FrontPoint, describe_measures
 from planner_core.planning.fitting.host_waits import describe_gap_with_waits
 from planner_core.planning.methods import EXACT, METHODS, OWN_WORKLOAD, describe_tool_space
 from planner_core.planning.planner import usable_bytes
@@ -488,11 +488,12 @@ def front_report(points: Sequence[FrontPoint], exact: bool, objective: str) -> d
     }
 
 
-def front_text(points: Sequence[FrontPoint], exact: bool, objective: str, of: str) -> str:
-    """Return the front as a table. `of`: the plans that were looked at."""
+def front_text(points: Sequence[FrontPoint], exact: bool, objective: str, of: str, best: Plan) -> str:
+    """Return the front as a table. `of`: the plans that were looked at. `best`: the best plan of one stage."""
+    seconds = "GPU time" if objective == "time" else objective
     completeness = "all of them" if exact else "not proven to be all: some may lie too close together to look through"
     many = "one plan" if len(points) == 1 else f"{len(points)} plans"
-    head = f"{many} that no other{'' if exact else ' found'} beats in {objective} and memory ({completeness}), of these: {of}."
-    rows = [["mesh", objective, "memory GiB at the end of forward"]]
+    head = f"{many} that no other{'' if exact else ' found'} beats in {seconds} and memory ({completeness}), of these: {of}."
+    rows = [["mesh", seconds, "memory GiB at the end of forward"]]
     rows += [[str(p.mesh), format_seconds(p.cost_s), f"{p.memory_bytes / 2**30:.2f}"] for p in points]
-    return f"{head}\n\n{format_table(rows, frozenset({1, 2}))}"
+    return f"{head}\n{describe_measures(objective, best)}\n\n{format_table(rows, frozenset({1, 2}))}"

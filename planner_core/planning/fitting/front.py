@@ -84,7 +84,8 @@ def dominates(plan: Plan, other: Plan) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FrontPoint:
-    """A point of the Pareto front: `cost_s` seconds of step time or of communication, and bytes per GPU at the end of forward."""
+    """A point of the Pareto front: `cost_s` seconds of the GPU's part of a step, without waits for the host, or of communication; and bytes
+    per GPU that the search sums up to the end of forward, which may be above or below the peak of the plan as it is walked."""
 
     mesh: DeviceMesh
     cost_s: float
@@ -113,6 +114,17 @@ def describe_front(planner: Planner) -> str:
             "any recomputation" if request.recompute == "auto" else f"recomputation {request.recompute}",
         )
     )
+
+
+def describe_measures(objective: str, best: Plan) -> str:
+    """What the two numbers of a point of the front leave out, as sentences. `best`: the plan of one stage of the same request."""
+    memory = "Memory is the search's sum at the end of forward, which may be above or below a plan's peak."
+    if objective != "time":
+        return memory
+    waits = ""
+    if best.cost.host_wait_s:
+        waits = f" ({best.name} waits {1e3 * best.cost.host_wait_s:,.3g} ms of its {1e3 * best.cost.step_time_s:,.3g})"
+    return f"Seconds are the GPU's part of a step, without waits for the host{waits}. {memory}"
 
 
 def exact_front(
