@@ -223,7 +223,8 @@ def describe_restrictions(method: str, steps: Sequence[tuple[str, Plan | None]])
     first, last = known[0][1].cost, known[-1][1]
     text = (
         f"{method}’s plan takes {_describe_ratio(last.cost.step_time_s, first.step_time_s, 'step time')} and "
-        f"{_describe_ratio(last.cost.comm_time_s, first.comm_time_s, 'communication')} against the best plan."
+        f"{_describe_ratio(last.cost.comm_time_s, first.comm_time_s, 'time in communication')} against the best plan"
+        f"{_describe_sent(last, known[0][1])}."
     )
     added = [
         (b.cost.step_time_s - a.cost.step_time_s, says) for (_, a), (says, b) in pairwise(known) if a.fits and b.fits
@@ -250,6 +251,12 @@ def describe_proof(plan: Plan) -> str:
     if plan.optimal:
         return "yes" if plan.objective != "time" else step_proof(plan)
     return next((n.sentence for n in plan.notes if n.kind is NoteKind.GAP), "no")
+
+
+def _describe_sent(plan: Plan, other: Plan) -> str:
+    """Say what a GPU sends under either plan: more time in communication can be with fewer bytes."""
+    sent, against = (units.traffic(sent_per_gpu(p)) for p in (plan, other))
+    return f"; a GPU sends {sent} in both" if sent == against else f"; a GPU sends {sent} against {against}"
 
 
 def _describe_ratio(value: float, before: float, what: str) -> str:

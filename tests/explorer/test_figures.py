@@ -18,7 +18,7 @@ from explorer.figures.style import LIMIT_WORDS
 from explorer.text import units, words
 from planner_core.core.plan import PHASES, NoteKind, Plan
 from planner_core.cost import simulated
-from planner_core.cost.communication import bytes_between_gpus
+from planner_core.cost.communication import bytes_between_gpus, sent_per_gpu
 from planner_core.planning.analysis import ablation_steps, step_work
 from planner_core.planning.analysis.ablation import DESCRIPTIONS
 from planner_core.planning.pipeline import Result
@@ -136,6 +136,16 @@ def test_what_a_method_costs_is_told_with_its_reason(plans: dict[str, Plan]) -> 
     # A row that costs more than the whole method explains nothing: the next one takes some of it back.
     text = describe(1, 2, 1.6)
     assert "because it" not in text and "may be shorter than in the row above" in text
+    # Seconds are no bytes: the sentence said “16 % more communication” above a table of 32.6 GB against 42.3 GB.
+    best = replace(plans["data parallel"], cost=replace(plans["data parallel"].cost, comm_time_s=1.0))
+    slow = replace(plan, cost=replace(plan.cost, comm_time_s=1.16))
+    text = words.describe_restrictions("TAPS", [("forbids nothing", best), ("counts bytes", slow)])
+    sent, against = (units.traffic(sent_per_gpu(p)) for p in (plan, best))
+    assert (
+        sent != against
+        and f" and 16 % more time in communication against the best plan; a GPU sends {sent} against {against}." in text
+    )
+    assert f"; a GPU sends {sent} in both." in describe(1, 1.1, 1.6)
     only = words.describe_restrictions("TAP", [(DESCRIPTIONS["exact"], None)])
     assert "No plan fits" in only
 
