@@ -37,7 +37,7 @@ MEANINGS = {
 """What the GPU does in each part of a step."""
 SIGNIFICANT_FIGURES = 3
 MIN_CAUSE_SHARE = 0.2
-"""A smaller share of the largest difference is no cause; the table shows it."""
+"""A smaller share of the largest difference is no cause; the table shows it, and the sentence adds it to “others”."""
 
 
 def memory_limit_bytes(result: Result) -> int:
@@ -141,4 +141,9 @@ def explain_difference(rounded: RoundedSteps, chosen: str, rival: str) -> str:
     named = [k for k in REASONS if differences[k] and abs(differences[k]) >= MIN_CAUSE_SHARE * most]
     # A part that goes against the sum explains nothing by itself, so it comes behind those that make it.
     named.sort(key=lambda k: ((differences[k] > 0) != (total > 0), -abs(differences[k])))
-    return ", ".join(f"{k} {rounded.text(differences[k], sign=True)}" for k in named)
+    told = {k: differences[k] for k in named}
+    # What is too small to be named is told in one sum, so that a reader can add up to the difference of the two steps.
+    rest = rounded.total(chosen) - rounded.total(rival) - sum(told.values())
+    if told and rest:
+        told["others"] = rest
+    return ", ".join(f"{k} {rounded.text(n, sign=True)}" for k, n in told.items())
