@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner_core.core.graph import Graph
+from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import R, Shard
 from planner_core.core.plan import Plan
 from planner_core.cost.step_time import Component
@@ -14,9 +15,10 @@ from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.planning.fitting.baselines import plan_baselines
 from planner_core.planning.methods.hf_tp_plan import _load_vendor_plans, split_dim, vendor_plan, vendor_rules
 from planner_core.planning.methods.registry import BASELINES
-from planner_core.planning.planner import candidate_meshes, prepare_planner
+from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
 from planner_core.search.lagrangian import search_within_budget
+from planner_core.search.network.folded import Restriction
 
 LLAMA = _load_vendor_plans()["llama"]
 SAMPLE = {"llama": 8, "qwen3": 8, "gemma2": 4, "mixtral": 8, "olmo2": 8, "cohere": 8, "phi": 8}
@@ -112,6 +114,25 @@ def test_layers_that_run_again_are_split_as_the_vendor_says_and_their_gate_is_no
         ("forward", "all_reduce", 2 * calls)
     }
     assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_rules_share_on_one_mesh_only_what_they_agree_on() -> None:
+    """Networks of one mesh keep what rules say of activations. The vendor's say other things of them than Megatron-LM's."""
+    graph = capture_graph(HRM, batch=8, seq=64)
+    request = Request(model=graph.name, cluster="1x4-a100-pcie", mesh="4")
+
+    def states(planner: Planner, rules: Restriction | None) -> dict[str, list[int]]:
+        problem = planner.problem(DeviceMesh(("tensor",), (4,)), rules, zero=0)
+        units = {"": problem.top, **{name: problem.first_variant(name) for name in problem.blocks}}
+        return {name + v: list(alive) for name, unit in units.items() for v, alive in unit.alive.items()}
+
+    mesh = DeviceMesh(("tensor",), (4,))
+    both = [vendor_rules(graph, mesh), BASELINES["megatron"].restrict(graph, mesh)]
+    alone = [states(prepare_planner(request, graph), rules) for rules in both]
+    assert alone[0] != alone[1]
+    for order in ([0, 1], [1, 0]):
+        planner = prepare_planner(request, graph)
+        assert all(states(planner, both[k]) == alone[k] for k in order)
 
 
 def test_stored_as_the_vendor_says() -> None:

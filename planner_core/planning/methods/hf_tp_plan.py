@@ -100,6 +100,9 @@ class VendorRules(AxisRules):
     def _in_stream(self, value: Value) -> bool:
         return id(value) not in self.between and super()._in_stream(value)
 
+    def _activation_key(self) -> tuple[object, ...]:
+        return *super()._activation_key(), self.between
+
     def _row_passes(self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], axis: int) -> bool:
         attention = [r.name for o, r in zip(ops, rows, strict=True) if operator(o.fn).kind is Kind.ATTENTION]
         if self.activations[axis] is not is_batch_split and attention == ["R"]:

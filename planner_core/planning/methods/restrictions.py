@@ -19,7 +19,9 @@ from planner_core.planning.methods.method import Restrict
 from planner_core.search.network import (
     NO_STAGE,
     AxisState,
+    Bools,
     DimByValue,
+    Factor,
     Ints,
     Network,
     Restriction,
@@ -78,9 +80,9 @@ class AxisRules(Restriction):
             # One variable without a state makes the whole network infeasible, since no plan deals samples out unevenly.
             net.factors += [allow_only(name, np.zeros(size, dtype=bool)) for name, size in list(net.sizes.items())[:1]]
             return
-        samples = self._samples_of(where, net)
         # Only what a product reads is a weight to shard; tables of positions and the like follow no rule of a tensor axis.
         read_by = {v: operator(op.fn).kind for op in where.ops if operator(op.fn).kind in PRODUCTS for v in op.inputs}
+        factors = self._activation_factors(where, net)
         for number, value, states in net.placed_values(where):
             name = tensor_name(number)
             if value.kind == "parameter":
@@ -88,17 +90,41 @@ class AxisRules(Restriction):
                     continue
                 tests = [self._of_parameter(axis, read_by.get(number)) for axis in range(len(self.parameters))]
                 allowed = [t and [t(value, p) for p in states.axis_states] for t in tests]
-                self._forbid_states(net, name, states.index, allowed, lenient=True)
-            elif number in samples.delivered:
-                cut = [p[0] == Shard(samples.delivered[number]) for p in states.axis_states]
+                ok = _passing(states.index, allowed)
+                if ok.any():  # a bias that cannot be sharded is not restricted
+                    net.factors.append(allow_only(name, ok))
+            elif name in factors:
+                net.factors.append(factors[name])
+        net.factors += [factors[name] for name in net.nodes]
+
+    def _activation_factors(self, where: Block, net: Network) -> dict[str, Factor]:
+        """Return the factors of tensors with samples and of groups of operators, by variable."""
+        # Layouts that differ in ZeRO stages alone share the factors.
+        key = self._activation_key()
+        if key not in net.rules:
+            net.rules[key] = self._make_activation_factors(where, net)
+        return net.rules[key]
+
+    def _activation_key(self) -> tuple[object, ...]:
+        """Return all on which `_activation_factors` depend but the network: two rules of one model with equal keys have equal factors."""
+        kinds = (frozenset(self._kinds_on(axis).items()) for axis in range(len(self.activations)))
+        return type(self), self.activations, *kinds
+
+    def _make_activation_factors(self, where: Block, net: Network) -> dict[str, Factor]:
+        factors = {}
+        delivered = self._samples_of(where, net).delivered
+        for number, value, states in net.placed_values(where):
+            if value.kind != "parameter" and number in delivered:
+                cut = [p[0] == Shard(delivered[number]) for p in states.axis_states]
                 batch = [cut if t is is_batch_split else None for t in self.activations]
-                self._forbid_states(net, name, states.index, batch)
+                factors[tensor_name(number)] = allow_only(tensor_name(number), _passing(states.index, batch))
         for name, node in net.nodes.items():
             s = node.strategy
             passes = [
                 [self._row_passes(where, net, s.ops, row, k) for row in s.rows] for k in range(len(self.activations))
             ]
-            self._forbid_states(net, name, node.index, passes)
+            factors[name] = allow_only(name, _passing(node.index, passes))
+        return factors
 
     def _of_parameter(self, axis: int, reader: Kind | None) -> PairTest | None:
         """Return the test of a parameter on an axis; None if it may have every state. `reader`: the kind of product that reads it."""
@@ -181,16 +207,14 @@ class AxisRules(Restriction):
         """The shapes of the residual stream."""
         return residual_shapes(self.graph)
 
-    @staticmethod
-    def _forbid_states(
-        net: Network, name: str, index: Ints, tests: Sequence[Sequence[bool] | None], lenient: bool = False
-    ) -> None:
-        ok = np.ones(len(index), dtype=bool)
-        for axis, test in enumerate(tests):
-            if test is not None:
-                ok &= np.array(test, dtype=bool)[index[:, axis]]
-        if ok.any() or not lenient:  # a bias that cannot be sharded is not restricted
-            net.factors.append(allow_only(name, ok))
+
+def _passing(index: Ints, tests: Sequence[Sequence[bool] | None]) -> Bools:
+    """[joint state]: whether its state on each axis passes the axis's test (None: every state does). `index` [joint state, axis]."""
+    ok = np.ones(len(index), dtype=bool)
+    for axis, test in enumerate(tests):
+        if test is not None:
+            ok &= np.array(test, dtype=bool)[index[:, axis]]
+    return ok
 
 
 def residual_shapes(graph: Graph) -> set[tuple[int, ...]]:

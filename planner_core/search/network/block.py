@@ -92,7 +92,7 @@ class _Builder:
         self.axes = Axes(model.sizes, model.joined, model.stages)
         self.ports = {*coarse.block.inputs, *coarse.block.outputs}
         self.maker_group = {v: i for i, s in enumerate(strategies.groups) for op in s.ops for v in op.outputs}
-        self.net = Network()
+        self.net = Network(rules=cache.rules)
         self.saved_inputs = set(options.saved_by_calls)
         self.kept_results = {v for op in coarse.block.ops if op.name in options.kept_ops for v in op.outputs}
         self.view_bases, self.buckets = viewed_operands(coarse.block), Buckets.of_block(coarse.block)
