@@ -9,7 +9,7 @@ one forward step, R to S(0) (a slice), and one backward step, S(0) to R (an all_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from planner_core.core import (
     ITEM_BYTES,
@@ -62,7 +62,11 @@ def make_block_plans(problem: Problem, assignment: Assignment) -> dict[str, Bloc
 
 @dataclass(frozen=True, slots=True)
 class _BlockStates:
-    """One block with the states of its variables, from which the edges of its operators follow."""
+    """One block with the states of its variables, from which the edges of its operators follow.
+
+    A value stands on several edges, so what is asked about it is kept: its redistributions by their bytes of an element (`known_moves`),
+    and how it is delivered (`known_states`).
+    """
 
     block: Block
     buckets: Buckets
@@ -70,6 +74,8 @@ class _BlockStates:
     tensors: Mapping[str, TensorStates]
     states: Mapping[str, int]
     segments: Mapping[tuple[int, int], tuple[int, ...]]
+    known_moves: dict[tuple[int, int], Redistributions] = field(default_factory=dict)
+    known_states: dict[int, State | None] = field(default_factory=dict)
 
     def moves(self, value: int) -> Redistributions:
         return self._moves(value, ITEM_BYTES[self.block.values[value].meta.dtype])
@@ -82,6 +88,11 @@ class _BlockStates:
         return self._moves(value, self.model.workload.gradient_item(ITEM_BYTES[v.meta.dtype]))
 
     def _moves(self, value: int, item: int) -> Redistributions:
+        if (value, item) not in self.known_moves:
+            self.known_moves[value, item] = self._find_moves(value, item)
+        return self.known_moves[value, item]
+
+    def _find_moves(self, value: int, item: int) -> Redistributions:
         v, share = self.block.values[value], self.buckets.share(value)
         weight = v.kind == "parameter"
         return all_redistributions(
@@ -111,10 +122,11 @@ class _BlockStates:
 
     def delivered(self, value: int) -> State | None:
         """Return the state in which a value is delivered between groups, or None if it stays inside one group."""
-        name = tensor_name(value)
-        if name not in self.tensors:
-            return None
-        return self.tensors[name].state(self.states[name], len(self.model.sizes))
+        if value not in self.known_states:
+            name = tensor_name(value)
+            known = self.tensors[name].state(self.states[name], len(self.model.sizes)) if name in self.tensors else None
+            self.known_states[value] = known
+        return self.known_states[value]
 
 
 def _run_alike(a: Copy, b: Copy) -> bool:

@@ -21,7 +21,7 @@ import functools
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ class Redistributions:
 
     A placement is coded as a number in base 2 + rank with one digit per axis, the outermost first: R = 0, P = 1, Shard(d) = 2 + d.
     `cost` [from, to] is seconds (infinite: impossible), `first` [from, to] the code after the first step, and `local` [from, to]
-    whether the way needs no message.
+    whether the way needs no message. `ways` are those of `steps` that were asked for.
     """
 
     rank: int
@@ -51,6 +51,7 @@ class Redistributions:
     cost: NDArray[np.float64]
     first: NDArray[np.int32]
     local: NDArray[np.bool_]
+    ways: dict[tuple[Placements, Placements], tuple[Step, ...]] = field(default_factory=dict, repr=False)
 
     def code(self, placements: Placements) -> int:
         """Return the number of a placement."""
@@ -59,6 +60,12 @@ class Redistributions:
     def steps(self, src: Placements, dst: Placements) -> tuple[Step, ...]:
         """Return the moves from `src` to `dst`, in order. Raises ValueError if there are none, also where the tensor lacks a dim that is
         split."""
+        # Example: a request of Jamba mini on 16 GPUs asks 35 694 times for 1 293 ways.
+        if (src, dst) not in self.ways:
+            self.ways[src, dst] = self._find_steps(src, dst)
+        return self.ways[src, dst]
+
+    def _find_steps(self, src: Placements, dst: Placements) -> tuple[Step, ...]:
         if any(isinstance(p, Shard) and p.dim >= self.rank for p in (*src, *dst)):
             raise ValueError(f"no way from {src} to {dst} of a tensor of {self.rank} dims")
         at, end = self.code(src), self.code(dst)
