@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -369,3 +371,13 @@ def test_fold_counts(capsys: pytest.CaptureFixture[str]) -> None:
 def test_compare_shows_methods_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     r = answer(capsys, "compare", "bert-large", "--layers", "2", "--cluster", "1x8-h100")
     assert {"exact", "data-parallel", "megatron"} <= {p["method"] for p in r["plans"]}
+
+
+def test_the_end_of_a_command_looks_for_no_cycles() -> None:
+    """With torch and transformers loaded that takes over a second, as much as the search of a small model."""
+    code = (
+        "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 0)); "
+        "from planner_core.cli.main import main; main(['clusters', '--json'])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines()[-1] == "True"
