@@ -55,7 +55,7 @@ from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, free_tokens,
 from planner_core.planning.methods.layout import Layout, Space, check_layout, parse_layout
 from planner_core.planning.methods.legality import operator_faults, undecided_fault, unsearchable_faults
 from planner_core.planning.methods.method import Method
-from planner_core.planning.methods.registry import EXACT, METHODS
+from planner_core.planning.methods.registry import EXACT, METHODS, describe_least
 from planner_core.planning.methods.tools import tool_spaces
 from planner_core.planning.request import THOROUGH, Clock, Effort, Progress, Request, with_default_batch
 from planner_core.search import (
@@ -331,7 +331,9 @@ class Planner:
             blocks=blocks,
             cost=cost,
             fits=fits,
-            notes=(SENDS_NOTHING,) if sends_nothing else _proof_notes(problem, answer, how.describe_aim(objective)),
+            notes=(SENDS_NOTHING,)
+            if sends_nothing
+            else _proof_notes(problem, answer, describe_least(method, objective)),
             bound=answer.bound,
             pipeline=with_parts(pipeline, self.graph) if pipeline else None,
         )
@@ -367,9 +369,8 @@ def recomputation_of(blocks: Mapping[str, BlockPlan]) -> str:
     return policies.pop() if len(policies) == 1 else "auto"
 
 
-def _proof_notes(problem: Problem, answer: Answer, aim: str | None) -> tuple[Note, ...]:
-    """Notes attached to a plan that was not proven. `aim`: what it makes least, if that is not the step."""
-    least = "best there is" if aim is None else f"{aim} possible"
+def _proof_notes(problem: Problem, answer: Answer, least: str) -> tuple[Note, ...]:
+    """Notes attached to a plan that was not proven. `least`: what its bound is the least of."""
     gap = Note(describe_gap(answer.value, answer.bound, least), NoteKind.GAP)
     if problem.unrestricted is None:
         return () if answer.optimal else (gap,)

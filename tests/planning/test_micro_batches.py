@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,14 +14,14 @@ from planner_core.core.plan import Note, NoteKind, Plan
 from planner_core.core.workload import RECOMPUTE, ZERO
 from planner_core.planning import Request, plan_model
 from planner_core.planning.fitting.front import exact_front
-from planner_core.planning.fitting.mesh_search import with_lower_bound
+from planner_core.planning.fitting.mesh_search import _missed_plan, _ranked_problems, with_lower_bound
 from planner_core.planning.fitting.micro_batch_numbers import MicroBatchCandidate
 from planner_core.planning.fitting.micro_batches import (
     bound_on_mesh,
     choose_micro_batches,
 )
-from planner_core.planning.methods import METHODS, parse_layout
-from planner_core.planning.planner import candidate_meshes, prepare_planner
+from planner_core.planning.methods import METHODS, describe_least, parse_layout
+from planner_core.planning.planner import THOROUGH, candidate_meshes, prepare_planner
 from planner_core.search import TIE, search_within_budget
 from planner_core.verification.api import verify
 from tests.support.plans import searched, with_ample_memory
@@ -228,6 +229,40 @@ def test_a_lower_bound_of_a_larger_space_replaces_the_gap_and_no_other_note() ->
     lower = with_lower_bound(planner, plan, value / 1.1)
     assert [note.kind for note in lower.notes] == [NoteKind.GAP, NoteKind.SCOPE]
     assert "at most 10 % above" in lower.notes[0].sentence and lower.bound == value / 1.1
+
+
+@pytest.mark.parametrize(
+    ("method", "objective", "least"),
+    [
+        ("taps", "communication", "least communication time that TAPS admits with its micro-batches and recomputation"),
+        ("alpa", "time", "least communication time that Alpa-like admits with its micro-batches and recomputation"),
+        ("tap", "time", "least bytes that TAP admits with its micro-batches and recomputation"),
+        ("exact", "communication", "least communication time with its micro-batches and recomputation"),
+        ("exact", "time", "best there is"),
+    ],
+)
+def test_a_gap_says_what_its_bound_is_the_least_of(method: str, objective: str, least: str) -> None:
+    """Of Alpa-like was said "at most 0.29 % above the least communication time possible" beside rows with much less of it; and of TAPS
+    "the best there is", if the plan was one that the free choice of recomputation had missed."""
+    asked = {"memory_gb": 14.0, "method": method, "objective": objective, "recompute": "auto"}
+    request = Request("llama-3-8b", "1x8-h100", layers=1, seq=1024, batch=8, mesh="8", **asked)
+    planner = prepare_planner(request)
+    aim, options = planner.objective(), candidate_meshes(request, planner.cluster)
+    (rough, *_), _ = ranked = _ranked_problems(planner, options, METHODS[method], lambda text: None, math.inf)
+    answer = planner.solve(rough.problem, aim)
+    open_gap = replace(answer, bound=answer.value / 1.1)
+    found = planner.plan(rough.problem, open_gap, "best", method, aim)
+    lower = with_lower_bound(planner, found, planner.value(found) / 1.5)
+    limits = 2 * answer.value, answer.value / 2
+    missed = _missed_plan(replace(planner, effort=THOROUGH), *limits, ranked[0], METHODS[method], lambda text: None)
+    assert missed and "50 %" in lower.notes[0].sentence
+    for plan in (found, lower, missed):
+        assert plan.notes[0].kind is NoteKind.GAP and str(plan.notes[0].sentence).endswith(f" % above the {least}")
+
+
+def test_the_gap_of_a_baseline_is_of_its_own_plans_on_its_mesh() -> None:
+    least = describe_least("hf-expert", "time")
+    assert least == "best that hf-expert admits on its mesh with its micro-batches and recomputation"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from planner_core.core import (
 )
 from planner_core.cost import cost_model, seconds_in_chunks, workload_of
 from planner_core.planning.fitting.shortage import needs_buffers, note_meshes_left_out, refuse_or_least_memory
-from planner_core.planning.methods import METHODS, Method
+from planner_core.planning.methods import METHODS, Method, describe_least
 from planner_core.planning.planner import Planner, with_recompute
 from planner_core.planning.request import THOROUGH, Progress
 from planner_core.search import (
@@ -219,7 +219,7 @@ def _missed_plan(
         plan = other.plan(best_of_policy[1], best_of_policy[2], "best", planner.request.method, objective)
         if plan.fits and planner.value(plan) < below:
             below = planner.value(plan)
-            gap = Note(describe_gap(below, bound), NoteKind.GAP)
+            gap = Note(describe_gap(below, bound, describe_least(method.name, objective)), NoteKind.GAP)
             best = replace(plan, optimal=False, bound=bound, notes=(gap,))
     return best
 
@@ -243,7 +243,7 @@ def with_lower_bound(planner: Planner, plan: Plan, bound: float) -> Plan:
         return plan
     proven = value <= bound * (1 + TIE)
     notes = tuple(note for note in plan.notes if note.kind is not NoteKind.GAP)
-    gap = Note(describe_gap(value, bound), NoteKind.GAP)
+    gap = Note(describe_gap(value, bound, describe_least(plan.method, plan.objective)), NoteKind.GAP)
     return replace(plan, optimal=proven, bound=bound, notes=notes if proven else (gap, *notes))
 
 

@@ -42,6 +42,7 @@ from planner_core.planning.methods.registry import (
     METHODS,
     OF_MEGATRON,
     OWN_WORKLOAD,
+    describe_least,
     find_method,
 )
 from planner_core.planning.methods.restrictions import (

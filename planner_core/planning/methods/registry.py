@@ -139,6 +139,19 @@ def find_method(text: str) -> str:
     return next((m.name for m in METHODS.values() if said in (m.name.casefold(), m.title.casefold())), text)
 
 
+def describe_least(method: str, objective: str) -> str:
+    """Return what the bound of a plan by `method` is the least of: `best there is`, of a search among all plans for the least step; else
+    of the method's own space at the plan's micro-batches and recomputation, which a plan of another row may be below."""
+    alike = "with its micro-batches and recomputation"
+    if method in BASELINES:
+        return f"best that {BASELINES[method].title} admits on its mesh {alike}"
+    how = METHODS.get(method, EXACT)
+    aim = how.describe_aim(objective)
+    if aim is None:
+        return "best there is"
+    return f"{aim} that {how.title} admits {alike}" if how.objective else f"{aim} {alike}"
+
+
 OWN_WORKLOAD = (
     "a method's plan depends on where it is asked for: alone, its micro-batches and recomputation are searched too; compare takes those "
     "of the chosen plan, and the explorer one micro-batch and no recomputation, each unless they are stated"
