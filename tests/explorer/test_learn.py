@@ -631,8 +631,10 @@ def said(lesson: Lesson) -> str:
 @pytest.mark.sample
 def test_course() -> None:
     assert [x.number for x in LESSONS] == list(range(1, len(LESSONS) + 1))
-    terms = [t.lower() for x in LESSONS for t, _ in x.terms]
-    assert len(set(terms)) == len(terms), "a word is defined once"
+    meanings = [(t, m) for x in LESSONS for names, m in x.terms for t in names.lower().split(", ")]
+    assert len(dict(meanings)) == len(meanings), "a word is defined once"
+    # The pages' words: Plans calls the fullest moment a peak, and draws whole plans by time and memory.
+    assert "holds most" in dict(meanings)["peak"] and "time and memory of whole plans" in dict(meanings)["front"]
     for term in FIRST:
         defined = next(x.number for x in LESSONS if any(term.lower() in t.lower() for t, _ in x.terms))
         for lesson in LESSONS[: defined - 1]:
