@@ -21,7 +21,7 @@ from planner_core.search.budget.memory_fit import (
     rough_plan_fits,
     simulated_peak,
 )
-from planner_core.search.budget.pareto_front import find_corners_below, find_pareto_front
+from planner_core.search.budget.pareto_front import find_corners_below, find_pareto_front, least_seconds_within
 from planner_core.search.extract_plan import make_block_plans
 from planner_core.search.folded_solver import (
     RunTable,

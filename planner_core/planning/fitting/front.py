@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from planner_core.core import DeviceMesh, Plan, Sentence
+from planner_core.core import DeviceMesh, Note, NoteKind, Plan, Sentence
+from planner_core.cost import Component
 from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner, with_recompute
 from planner_core.planning.request import Progress, Request
-from planner_core.search import Answer, Assignment, find_corners_below, find_pareto_front, memory_bytes
+from planner_core.search import (
+    Answer,
+    Assignment,
+    describe_gap,
+    find_corners_below,
+    find_pareto_front,
+    least_seconds_within,
+    memory_bytes,
+)
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
 
@@ -19,6 +27,9 @@ MAX_FRONT = 6
 """At most this many corners of the front become plans."""
 FRONT_STEP = 0.03
 """A corner of the front is left out if it saves less than this share of the memory of the corner before."""
+
+BEST_WITHIN = "best of those that hold no more at the end of forward"
+LEFT_OUT = Note("not proven: the search of a mesh left plans out, with no bound on what is better", NoteKind.SCOPE)
 
 
 def plan_trade_offs(
@@ -49,15 +60,22 @@ def unseen_corners(planner: Planner, options: Iterable[DeviceMesh], shown: Seque
     """Plans that are not `shown`, at the corners of what the search knows of the front: it sums memory up to the end of forward. Most
     plans between two corners are mixtures of the two."""
     points: list[tuple[float, float, Problem, Assignment]] = []
+    problems: list[Problem] = []
+    wide: list[TooWide] = []
     # The mesh of the best plan first: its corners are the lowest, so that most others are given up at their first bound.
     best_first = sorted(options, key=lambda mesh: all(mesh.axis_sizes != plan.mesh.axis_sizes for plan in shown))
     for mesh in best_first:
         for build in planner.builders(EXACT, mesh):
-            with contextlib.suppress(TooWide), planner.clock("front"):
-                problem = build()
-                known = [p[:2] for p in points]
-                # Corners above the hull of other meshes' are of no use, so where all lie there only the fastest is worked out.
-                ends = find_corners_below(problem, known, FRONT_STEP)
+            with planner.clock("front"):
+                try:
+                    problem = build()
+                    known = [p[:2] for p in points]
+                    # Corners above the hull of other meshes' are of no use, so where all lie there only the fastest is worked out.
+                    ends = find_corners_below(problem, known, FRONT_STEP)
+                except TooWide as error:
+                    wide.append(error)
+                    continue
+                problems.append(problem)
                 points += [(a.seconds, memory_bytes(a), problem, a) for a in ends]
     points.sort(key=lambda p: p[:2])
     front: list[tuple[float, float, Problem, Assignment]] = []
@@ -67,8 +85,36 @@ def unseen_corners(planner: Planner, options: Iterable[DeviceMesh], shown: Seque
             front.append(point)
     if len(front) > MAX_FRONT:  # spread evenly along the front, with both ends
         front = [front[round(i * (len(front) - 1) / (MAX_FRONT - 1))] for i in range(MAX_FRONT)]
-    corners = [planner.plan(p, Answer(a, t, t, m), "", "exact", "time") for t, m, p, a in front]
+    corners = _as_plans(planner, front, [a for *_, a in points], problems, wide)
     return [p for p in corners if not any((p.blocks, p.mesh) == (other.blocks, other.mesh) for other in shown)]
+
+
+def _as_plans(
+    planner: Planner,
+    front: Sequence[tuple[float, float, Problem, Assignment]],
+    known: Sequence[Assignment],
+    problems: Sequence[Problem],
+    wide: Sequence[TooWide],
+) -> list[Plan]:
+    """Return the points as plans, each with its bound: of those of all meshes that hold no more at the end of forward. One is proven
+    only if no mesh has a plan below the hull of what is `known`, and if it is a corner of that."""
+    with planner.clock("front"):
+        held = [_seconds_and_held(a) for a in known]
+        bounds = least_seconds_within(problems, held, [_seconds_and_held(a)[1] for *_, a in front])
+    plans = []
+    for (t, m, problem, a), bound in zip(front, bounds, strict=True):
+        if wide or any(p.unrestricted is not None for p in problems):  # nothing is known of what was left out
+            plan = replace(planner.plan(problem, Answer(a, t, t, m), "", "exact", "time"), optimal=False, bound=None)
+            plans.append(replace(plan, notes=plan.notes or (LEFT_OUT,)))
+        else:
+            plan = planner.plan(problem, Answer(a, t, min(t, bound), m), "", "exact", "time")
+            gap = () if plan.optimal else (Note(describe_gap(t, bound, BEST_WITHIN), NoteKind.GAP),)
+            plans.append(replace(plan, notes=(*(n for n in plan.notes if n.kind is not NoteKind.GAP), *gap)))
+    return plans
+
+
+def _seconds_and_held(a: Assignment) -> tuple[float, float]:
+    return a.seconds, float(a.totals[Component.AFTER_FORWARD])
 
 
 def leave_out_beaten(plans: Iterable[Plan], shown: Sequence[Plan]) -> list[Plan]:

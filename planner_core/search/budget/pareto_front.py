@@ -163,6 +163,31 @@ def find_corners_below(problem: Problem, points: Sequence[Point], step: float) -
     return [fastest]
 
 
+def least_seconds_within(problems: Sequence[Problem], points: Sequence[Point], held: Sequence[float]) -> list[float]:
+    """Return for each of `held` a number of seconds that no assignment of the problems is below which holds no more bytes at the end of
+    forward. It meets each corner of the hull of `points` that no assignment lies below.
+
+    At a price p per byte let L be the least seconds + p · memory of all problems. Whatever holds at most m bytes takes L - p · m or longer.
+    """
+    hull = lower_hull(points)
+    prices = [(0.0, math.inf), *((slope(a, b), weighted_sum(a, slope(a, b))) for a, b in pairwise(hull))]
+    least = [(price, min(_least_priced(p, price, above) for p in problems)) for price, above in prices]
+    return [max(seconds - price * m for price, seconds in least) for m in held]
+
+
+def _least_priced(problem: Problem, price: float, above: float) -> float:
+    """Return a lower bound on the seconds and the memory of every assignment at a price, as near as it need be if it is `above`."""
+    free = replace(make_objective(problem, "time"), exact=False)
+    fastest = solve_folded(problem, free)
+    if fastest is None:
+        return math.inf
+    bound = fastest.bound + price * float(problem.least_bytes_at_ends[0])
+    if price == 0.0 or bound > above or _largest_run_table(problem) > MAX_RUN_ENTRIES:
+        return bound
+    best = solve_folded(problem, free.with_prices(price, 0.0), abandon_above=above)
+    return math.inf if best is None else max(bound, best.bound)
+
+
 def _hull_point(a: Assignment) -> Point:
     return a.seconds, float(a.totals[FORWARD])
 
