@@ -12,7 +12,8 @@ from planner_core.planning import Request, Result, plan_model, prepare_planner
 from planner_core.planning.analysis.legend import describe_fullest_ranks
 from planner_core.planning.analysis.reporting import first_plan_text, plan_summary, text
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.stages.answer import why_no_stages
+from planner_core.planning.stages.answer import _add_notes, why_no_stages
+from planner_core.planning.stages.search import StagedPlan
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,16 @@ def test_the_reason_for_no_row_claims_no_more_than_the_search(result: Result) ->
     assert why_no_stages(slow, [best, staged]) == "no quicker plan with stages was found but our current setup"
     assert why_no_stages(staged, [staged]) == "none was found that is quicker than our current setup, which has stages"
     assert why_no_stages(short, [replace(staged, fits=False)]) == "no plan with stages that fits was found"
+
+
+@pytest.mark.parametrize(("share", "percent"), [(1.3, "130"), (0.234, "23"), (0.0123, "1.2")])
+def test_a_wide_gap_of_stages_is_a_number_as_people_write_it(result: Result, share: float, percent: str) -> None:
+    """ "At most 1.3e+02 % above the best of the degrees" stood beneath a plan with stages."""
+    best = result.best
+    staged = _add_notes(StagedPlan(best, result.planner, best.cost.step_time_s / (1 + share)), best)
+    assert f": at most {percent} % above the best of the degrees that were looked at. None takes less than " in str(
+        staged.plan.notes[1]
+    )
 
 
 def test_stages_of_less_memory_are_told_where_no_plan_fits() -> None:

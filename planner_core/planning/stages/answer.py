@@ -15,6 +15,7 @@ from planner_core.planning.request import Progress, Request
 from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
 from planner_core.planning.stages.search import StagedPlan, find_smallest_stages, search_stages
 from planner_core.planning.stages.tool_forms import FORMS
+from planner_core.search import describe_excess
 
 STOCK_TOOL, STOCK_PLAN_NAME = "megatron", "Megatron-LM with stages"
 """The tool whose best plan with stages stands beside the best of all, and the name of that plan."""
@@ -152,8 +153,8 @@ def _add_notes(staged: StagedPlan, chosen: Plan, tool: str | None = None, more: 
     of_tool = Sentence(" that ", tool_term(tool), " can be told") if tool else Sentence()
     gap = Sentence("the best found with stages", of_tool)
     if bound < plan.cost.step_time_s:
-        above = f": at most {100 * (plan.cost.step_time_s / bound - 1):.2g} % above the best of the degrees that were looked at. "
+        excess = describe_excess(plan.cost.step_time_s, bound, "best of the degrees that were looked at")
         what = "a bound of each rank's time and memory, without most of its waits"
-        gap = Sentence(gap, above, "None takes less than ", time_amount(bound), f", {what}")
+        gap = Sentence(gap, f": {excess}. None takes less than ", time_amount(bound), f", {what}")
     notes = (Note(gain), Note(gap, NoteKind.GAP), *plan.notes, *((Note(more),) if more else ()))
     return replace(staged, plan=replace(plan, notes=notes))
