@@ -47,6 +47,15 @@ def test_stages_run_as_predicted(model: str, layout: str, layers: int) -> None:
         assert all(row["messages"]["measured"]["summed_bytes"] > 0 for row in found["stages"])
 
 
+def test_stages_over_several_nodes_are_scaled_down_to_a_few_ranks() -> None:
+    """What ranks were to do was priced on the plan's own cluster: `verify --ranks 4` refused each plan with stages of more GPUs."""
+    stated = Statement(parse_layout("dp=4,tp=2,pp=2,zero=1"), accumulate=4, seq=256, layers=4, micro_batch=2)
+    plan = Pricer("llama-3-8b", load_cluster("2x8-h100")).plan(stated)
+    assert plan is not None
+    small = scaled(plan, 4)
+    assert small.num_gpus == 4 and len(ranks_work(small, load_plan_graph(small))) == 2
+
+
 @pytest.mark.slow
 def test_a_convolutional_network_runs_in_stages_on_small_images() -> None:
     """Its config has no size of images. At 224 the processes of a verification take ten minutes. Running statistics are those of the

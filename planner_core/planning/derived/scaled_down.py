@@ -69,6 +69,7 @@ def retarget_plan(plan: Plan, graph: Graph, model: CostModel, pipeline: Pipeline
         cost = price_pipeline(blocks, graph, pipeline, model, ops_at_the_ends(coarsen(graph)))
     return replace(
         plan,
+        cluster=model.cluster.to_json(),
         mesh=model.mesh,
         blocks=blocks,
         cost=cost,
