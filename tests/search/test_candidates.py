@@ -25,6 +25,7 @@ from planner_core.search.candidates.generate import tie_variables
 from planner_core.search.candidates.scoring import (
     Candidates,
     _residual_stream,
+    _tables_by_choice,
     score_candidates,
     undominated_pairs,
     weight_matrices,
@@ -316,3 +317,39 @@ def test_a_choice_is_clear_if_one_state_is_the_least_in_both_sums() -> None:
     assert names == ("near",) and found.tolist() == [[1.0, 1.0], [4.0, 2.0]]
     table[1, 0, 0] = 5.0
     assert len(without_clear_choices([(("v", "near"), table)], {"v": 2, "near": 2}, ["near"], ["v"])[0][0]) == 2
+
+
+TWICE = """
+import torch
+from torch.nn import Linear, Module, ModuleList
+class Layer(Module):
+    def __init__(self):
+        super().__init__()
+        self.w, self.v = Linear(64, 64, bias=False), Linear(64, 64, bias=False)
+    def forward(self, x):
+        return x + self.v(torch.relu(self.w(torch.relu(self.w(x)))))
+class Model(Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = ModuleList(Layer() for _ in range(4))
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+def make():
+    return Model(), (torch.zeros(8, 16, 64),)
+"""
+
+
+def test_the_bytes_of_a_matrix_that_is_read_twice_count_once(tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text(TWICE)
+    planner = prepare_planner(Request(f"{tmp_path}/twice.py:make"))
+    name, coarse = next(iter(planner.coarse.blocks.items()))
+    model = one_axis(planner, DeviceMesh(("tensor",), (8,)))
+    compiled = compile_network(build_block(coarse, planner.strategies[name], model), boundary_variables(coarse.block))
+    matrix = tensor_name(weight_matrices(coarse.block)[0])
+    tables = [(cost, memory) for names, cost, memory in _tables_by_choice(compiled, [matrix]) if matrix in names]
+    of_readers = [float(memory[np.isfinite(cost[:, 0]), 0].min()) for cost, memory in tables]
+    assert len(of_readers) == 2
+    # In float32: the weight and Adam's two moments.
+    assert sum(of_readers) == 3 * 4 * 64 * 64

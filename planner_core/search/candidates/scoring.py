@@ -222,9 +222,11 @@ def _tables_by_choice(compiled: CompiledNetwork, names: list[str]) -> list[tuple
             cost = np.where(f.allowed, f.costs.component(Component.COMMUNICATION), np.inf)
             memory = f.costs.component(Component.AFTER_FORWARD)
             cost, memory = (cost, memory) if axis else (cost.T, memory.T)
+            # Its own costs count once, in the table of its first reader: a layer that is called twice is one weight.
             for u in unary:
                 cost = cost + np.where(u.allowed, u.costs.component(Component.COMMUNICATION), np.inf)
                 memory = memory + u.costs.component(Component.AFTER_FORWARD)
+            unary = []
             total[other] = _best_of_each_kind(cost, memory, kind)
             out.append(((other, name), *total[other]))
     return out
