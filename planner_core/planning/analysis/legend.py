@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from planner_core.core import Plan, Sentence, named
+from planner_core.core import NoteKind, Plan, Sentence, named
 from planner_core.cost import IDLE, axis_roles
 from planner_core.planning.fitting.simpler import FASTEST, leads_by_simplicity
 from planner_core.planning.pricing import Speed
@@ -57,14 +57,20 @@ def describe_bands(rows: Iterable[tuple[str, Speed]]) -> str:
 
 
 def describe_open_gap(result: Result) -> Sentence:
-    """End a sentence with how a wide gap of the searched plan may be closed; empty where none is left or the request says `prove`."""
+    """End a sentence with how a wide gap of the searched plan may be closed, or that a search for its proof has ended; empty where no gap
+    is left."""
     plan = result.searched
-    if result.asked.prove or not plan.fits or not plan.bound or plan.objective != "time":
+    if plan.optimal or not plan.fits or not plan.bound or plan.objective != "time":
         return Sentence()
+    if result.asked.prove:
+        # A narrower space, or a plan chosen for its shorter waits, leaves a gap that no more work closes.
+        by_work = not plan.cost.host_wait_s and all(note.kind is not NoteKind.SCOPE for note in plan.notes)
+        limit = ": it took the work that a proof may take" if by_work else ""
+        return Sentence(f"; the search for a proof ended with the gap that is left{limit}")
     # The search minimises the GPU's part of a step, so the bound is of this part.
     is_wide = plan.cost.gpu_time_s > plan.bound * (1 + WIDE_GAP)
     return (
-        Sentence("; ", named("prove"), " narrows the gap that is left, as far as it can be closed")
+        Sentence("; ", named("prove"), " may narrow the gap that is left, within the work that a proof may take")
         if is_wide
         else Sentence()
     )
