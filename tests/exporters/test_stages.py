@@ -110,6 +110,7 @@ def test_torchtitan_is_told_of_stages() -> None:
         w.removeprefix("--parallelism.") for x in made.text.splitlines() if "--parallelism." in x for w in x.split()
     ]
     assert "--training.local_batch_size 8" in made.text
+    assert any("data parallelism (ZeRO-1) over 4" in r for r in made.remarks), "no weight of the plan is in shards"
     configs, tyro = pytest.importorskip("torchtitan.config.configs"), pytest.importorskip("tyro")
     args = [f"--{w}" if i % 2 == 0 else w for i, w in enumerate(options)]
     read = tyro.cli(configs.ParallelismConfig, args=args)

@@ -91,6 +91,8 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
                 "ParallelismConfig; it was not run.",
             ],
             differences,
+            # With stages it gathers weights once a step and shards the optimizer's states (`_stage_options`).
+            stage=1 if plan.pipeline and layout.shards > 1 else 0,
         ),
         layout,
     )

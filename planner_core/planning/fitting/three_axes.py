@@ -116,7 +116,9 @@ def note_fewer_gpus(
     if not best.fits or best_s > step_s * (1 - GAIN):
         return ()
     times = (time_amount(best_s), " instead of ", time_amount(step_s))
-    return (Sentence(f"{name} would take ", *times, ": this batch is too small for the others"),)
+    # Stages, which are searched on several nodes, may use all GPUs: Llama-3-70B takes 5.7 s on 8 nodes of slow links, and not 13.9 on 4.
+    of_one_stage = "" if planner.cluster.is_one_node else " by plans of one pipeline stage"
+    return (Sentence(f"{name} would take ", *times, of_one_stage, ": this batch is too small for the others"),)
 
 
 def _best_below(
