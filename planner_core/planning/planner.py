@@ -305,17 +305,17 @@ class Planner:
         """Return the answer as a plan; with `pipeline` as one of these stages, each on the problem's mesh."""
         assert answer.assignment is not None
         blocks = make_block_plans(problem, answer.assignment)
-        # with the real links, also if the plan was chosen by volume
         known, pipe = problem.model, pipeline.axis if pipeline else ONE_RANK
-        model = cost_model(self.cluster, known.mesh, known.workload, pipe)
+        model = cost_model(self.cluster, known.mesh, known.workload, pipe)  # with real links, also if chosen by volume
         cost = (
             price_pipeline(blocks, self.graph, pipeline, model, ops_at_the_ends(self.coarse))
             if pipeline
             else price_with_host(blocks, self.graph, model, self.coarse)
         )
-        how, fits = METHODS.get(method, EXACT), cost.memory_bytes["peak"] <= self.budget
+        how, fits, bound = METHODS.get(method, EXACT), cost.memory_bytes["peak"] <= self.budget, answer.bound
         if fits and pipeline is None and known.links == model.links:  # else the bound is of links that are all alike
-            check_bound(objective_value(objective, cost.gpu_time_s, cost.comm_time_s), answer.bound, name)
+            check_bound(objective_value(objective, cost.gpu_time_s, cost.comm_time_s), bound, name)
+            bound = min(bound, cost.seconds(objective))  # a bound holds seconds that break ties too
         # Nothing is below 0 bytes. What is left of value and bound are the seconds that break ties, and their gap is none of bytes.
         sends_nothing = how.describe_aim(objective) is not None and not cost.comm_time_s
         return Plan(
@@ -334,7 +334,7 @@ class Planner:
             notes=(SENDS_NOTHING,)
             if sends_nothing
             else _proof_notes(problem, answer, describe_least(method, objective)),
-            bound=answer.bound,
+            bound=bound,
             pipeline=with_parts(pipeline, self.graph) if pipeline else None,
         )
 

@@ -74,6 +74,18 @@ def test_a_step_is_not_called_optimal_whose_gpus_wait_for_their_host() -> None:
     assert not plan_summary(waits)["optimal"] and plan_summary(waits)["bound_s"] == plan.bound
 
 
+@pytest.mark.parametrize("changes", [{}, {"objective": "communication"}, {"method": "taps"}, {"mesh": None}])
+def test_the_bound_of_a_plan_is_not_above_its_own_seconds(changes: dict[str, Any]) -> None:
+    """The search adds seconds that break ties, 6e-8 of a step, and the bound that is handed out has none."""
+    result = plan_model(replace(SMALL, **changes), passes=FIRST_PASSES)
+    bounded = [p for p in result.plans if p.fits and p.bound is not None and p.pipeline is None and p.method != "tap"]
+    assert any(p.optimal for p in bounded)
+    for plan in bounded:
+        assert plan.bound is not None and plan.bound <= plan.cost.seconds(plan.objective), plan.name
+        if plan.objective == "time":
+            assert plan_summary(plan)["bound_s"] <= plan.cost.step_time_s
+
+
 def test_the_bound_of_a_search_for_the_least_bytes_is_in_bytes() -> None:
     plan = planned(Request("llama-3-8b", method="tap")).searched
     summary, sent = plan_summary(plan), sent_per_gpu(plan)
