@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import streamlit as st
@@ -22,6 +23,21 @@ from planner_core.planning.pricing import time_band
 TRAINING_SCRIPT = "torchrun"
 PREVIEW_LINES = 40
 LANGUAGES = {".py": "python", ".json": "json", ".yaml": "yaml"}
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What the dialog was opened for: a search behind the page may recommend another plan, which it does not take.
+
+    `home`: the result that the plan belongs to. `asked`: the page's request. `is_searched`: no search of stages was still to come, so
+    what `home` recommends is what the command line recommends.
+    """
+
+    home: Result
+    plan_id: str
+    plan: Plan
+    asked: Request
+    is_searched: bool
 
 
 def target_of(tool: str, plan: Plan) -> Target:
@@ -50,25 +66,35 @@ def show_export_bar(result: Result, plan_id: str, plan: Plan) -> None:
             type="primary",
             key="export",
             disabled=not plan.fits,
-            on_click=lambda: st.session_state.update(form=target.name, exporting=True),
+            on_click=_open_dialog,
+            args=(result, plan_id, plan, target),
         )
         if plan.fits:
             launch = commands.launch_command(target.name, result.cluster, file_name(target))
             st.code(launch, language="bash", wrap_lines=True)
         else:
             st.caption("A plan that does not fit is not launched.")
-    if st.session_state.get("exporting"):
-        show_export_dialog(result, plan_id, plan)
+    opened: Opened | None = st.session_state.get("exporting")
+    if opened and opened.asked == state.current_request():
+        show_export_dialog(opened)
+    else:
+        _close_dialog()  # the address has changed under it
+
+
+def _open_dialog(result: Result, plan_id: str, plan: Plan, target: Target) -> None:
+    home = current_setup.result_of(plan_id, result)
+    opened = Opened(home, plan_id, plan, state.current_request(), not pipeline_plan.is_pending())
+    st.session_state.update(form=target.name, exporting=opened)
 
 
 def _close_dialog() -> None:
-    st.session_state["exporting"] = False
+    st.session_state["exporting"] = None
 
 
 @st.dialog("Export", width="large", on_dismiss=_close_dialog)
-def show_export_dialog(result: Result, plan_id: str, plan: Plan) -> None:
+def show_export_dialog(opened: Opened) -> None:
     """Draw the forms; the chosen one is written, with its launch line and where it differs from the plan."""
-    home = current_setup.result_of(plan_id, result)
+    plan = opened.plan
     st.markdown(f"**{frame.escape(recipe.layout_name(plan))}**, {units.seconds(plan.cost.step_time_s)} a step")
     forms = {t.name: t for t in exporting.FORMS}
     default = st.session_state.get("form", TRAINING_SCRIPT)
@@ -80,26 +106,31 @@ def show_export_dialog(result: Result, plan_id: str, plan: Plan) -> None:
         required=True,
         key="export_form",
     )
-    show_export(home, plan_id, plan, forms[chosen or default])
+    show_export(opened, forms[chosen or default])
     with st.expander("The plan itself, as a file", key="plan_file"):
-        offer_plan_file(home, plan_id, plan)
+        offer_plan_file(opened)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def export_plan(
-    request: Request, plan_id: str, edit: tuple[str, ...], target: str, _plan: Plan, near: bool = False
-) -> exporting.ExportedFile:
-    """Write one export, kept by the request that the plan answers and by its edits (see `state.edit_of`)."""
+def export_plan(key: state.PlanKey, target: str, _plan: Plan, near: bool = False) -> exporting.ExportedFile:
+    """Write one export, kept by the plan's key (see `state.plan_key`)."""
     return exporting.export(_plan, target, near=near)
 
 
-def show_export(home: Result, plan_id: str, plan: Plan, target: Target) -> None:
+def show_export(opened: Opened, target: Target) -> None:
     """Draw one form: what it does otherwise than the plan, its file, and how to launch it."""
-    key = (home.request, plan_id, state.edit_of(plan_id), target.name, plan)
+    plan = opened.plan
+    key = (state.plan_key(opened.home.request, opened.plan_id, plan), target.name, plan)
+    place = st.empty()  # while this one is written, the file before is not offered under its name
     with st.spinner(f"Writing it for {target_title(target)}", show_time=True):
         exported = export_plan(*key)
         if exported.problem and target.offers_nearest:
             exported = export_plan(*key, near=True)
+    with place.container():
+        _show_exported(opened.home, plan, target, exported)
+
+
+def _show_exported(home: Result, plan: Plan, target: Target, exported: exporting.ExportedFile) -> None:
     if exported.problem:
         st.caption(target.description)
         st.info(f"{target_title(target)} cannot be told this plan: {frame.escape(exported.problem)}")
@@ -178,17 +209,18 @@ def difference_table(priced: Mapping[str, Any]) -> str:
     return "| | in this form | the plan | difference |\n|---|---:|---:|---:|\n" + "\n".join(rows)
 
 
-def offer_plan_file(home: Result, plan_id: str, plan: Plan) -> None:
-    """Offer the plan as data, with the commands that make and verify it; `home` is the result that the plan belongs to."""
+def offer_plan_file(opened: Opened) -> None:
+    """Offer the plan as data, with the commands that make and verify it."""
+    home, plan_id, plan = opened.home, opened.plan_id, opened.plan
     file = f"{home.graph.name}-{plan_id}.json".replace("/", "-")
     frame.offer_file(f"Download {file}", exporting.plan_text(plan), file, "download_plan", mime="application/json")
     if plan_id == pins.EDITED_ID:
         st.caption("A plan that was changed by hand has no command: keep the file.")
     else:
         is_setup = plan_id == setups.PLAN_ID
-        request = home.request if is_setup else state.current_request()
+        request = home.request if is_setup else opened.asked
         # Without --pick the command writes what it recommends, which is not known here before stages are searched.
-        is_settled = not is_setup and not pipeline_plan.is_pending()
+        is_settled = not is_setup and opened.is_searched
         pick = "" if is_settled and plan.name == home.choice.recommended else plan.name
         st.code(commands.plan_command(request, file, pick), language="bash", wrap_lines=True)
     st.caption("Its collectives and memory at full size, in one process; with --ranks 4 its numbers, on real ones:")
