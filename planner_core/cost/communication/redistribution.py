@@ -33,6 +33,9 @@ from planner_core.cost.communication.links import AxisLink, JointLinks
 STEP_S = 1e-10
 """Price of a local move. Of two ways without communication the one with fewer moves wins."""
 
+MAX_STEPS = 16
+"""Steps of the longest way: on each of four axes a scatter, an exchange, a gather, and one more."""
+
 Segments = tuple[tuple[int, tuple[int, ...]], ...]
 """Pairs (dim, sizes of its fused parts), hashable."""
 
@@ -187,24 +190,31 @@ def all_redistributions(
         first[i, j] = j
     of_move = cost.copy()
     _all_pairs(cost, first, single, np.flatnonzero(even), {axis for summed_axes, _ in joint for axis in summed_axes})
-    cost = _add_up_steps(of_move, first)
+    cost = _add_up_steps(cost, of_move, first)
     return Redistributions(rank, axes, cost, first, _reachable_without_messages(even, silent, axes))
 
 
-def _add_up_steps(of_move: NDArray[np.float64], first: NDArray[np.int32]) -> NDArray[np.float64]:
-    """[from, to]: seconds of the steps that a run makes, given those of each single move and the code after the first step.
+def _add_up_steps(
+    table: NDArray[np.float64], of_move: NDArray[np.float64], first: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """[from, to]: seconds of the steps that a run makes: `of_move` are those of each single move, and `first` the code after the first
+    step. `table` has those of the ways from which `first` was put together.
 
-    They may be fewer than those of the ways from which the table was put together. Example: on 2 x 8, (P, P) to (S(1), R) was put together
-    at (S(1), P), to which a way scatters on axis 1 and fills in zeros again. A run that has scattered gathers.
+    They may be fewer than these. Example: on 2 x 8, (P, P) to (S(1), R) was put together at (S(1), P), to which a way scatters on axis 1
+    and fills in zeros again. A run that has scattered gathers.
     """
     grid: NDArray[np.int64] = np.indices(first.shape)
     at, end = grid[0], grid[1]
-    cost = np.where(first >= 0, 0.0, of_move)  # the diagonal, and what is impossible
-    while (moving := (at != end) & (first[at, end] >= 0)).any():
+    cost = np.zeros_like(of_move)
+    # Some steps of equal cost lead in a circle, of pairs that no plan has; these keep the cost of the table.
+    for _ in range(MAX_STEPS):
+        moving = (at != end) & (first[at, end] >= 0)
+        if not moving.any():
+            break
         after = np.where(moving, first[at, end], at)
         cost += np.where(moving, of_move[at, after], 0.0)
         at = after
-    return cost
+    return np.where((at == end) & np.isfinite(table), cost, table)
 
 
 def _is_uneven_split_allowed(
