@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -88,13 +88,11 @@ class Redistributions:
         On 4 x 8, a way from (R, P) to (P, S(0)) may cut the tensor on the first axis, scatter it on the second, and fill the cut parts with
         zeros: it sends a fourth of what is scattered after a division.
         """
-        base, at, found = 2 + self.rank, np.array(src), np.zeros(len(src), dtype=bool)
-        while (moving := (at != dst) & (self.first[at, dst] >= 0)).any():
-            after = np.where(moving, self.first[at, dst], at)
+        base, found = 2 + self.rank, np.zeros(len(src), dtype=bool)
+        for at, after in _follow_ways(self.first, src, dst):
             for axis in axes:
                 digit = base ** (self.num_axes - 1 - axis)
                 found |= (at // digit % base == 0) & (after // digit % base == 1)
-            at = after
         return found
 
 
@@ -204,17 +202,28 @@ def _add_up_steps(
     and fills in zeros again. A run that has scattered gathers.
     """
     grid: NDArray[np.int64] = np.indices(first.shape)
-    at, end = grid[0], grid[1]
+    last, end = grid[0], grid[1]
     cost = np.zeros_like(of_move)
-    # Some steps of equal cost lead in a circle, of pairs that no plan has; these keep the cost of the table.
+    for at, after in _follow_ways(first, last, end):
+        cost += np.where(at != after, of_move[at, after], 0.0)
+        last = after
+    # Of a way that ends nowhere else the table's cost stays.
+    return np.where((last == end) & np.isfinite(table), cost, table)
+
+
+def _follow_ways(
+    first: NDArray[np.int32], src: NDArray[np.integer], dst: NDArray[np.integer]
+) -> Iterator[tuple[NDArray[np.integer], NDArray[np.integer]]]:
+    """Yield the codes before and after each step of the ways from `src` to `dst`, which stay where a way has ended."""
+    at = np.array(src)
+    # Some steps of equal cost lead in a circle, of pairs that no plan has.
     for _ in range(MAX_STEPS):
-        moving = (at != end) & (first[at, end] >= 0)
+        moving = (at != dst) & (first[at, dst] >= 0)
         if not moving.any():
-            break
-        after = np.where(moving, first[at, end], at)
-        cost += np.where(moving, of_move[at, after], 0.0)
+            return
+        after = np.where(moving, first[at, dst], at)
+        yield at, after
         at = after
-    return np.where((at == end) & np.isfinite(table), cost, table)
 
 
 def _is_uneven_split_allowed(
