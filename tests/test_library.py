@@ -191,6 +191,7 @@ class Locked(nn.Module):
         (nn.Linear(4, 4).double(), {"inputs": torch.randn(8, 4).double()}, "most parameters of Linear are float64"),
         (5, {}, "a value of type int is not a model; give a zoo name"),
         ("gpt2-xl", {"batchsize": 3}, "batchsize is not an option; did you mean batch?"),
+        ("gpt2-xl", {"config": "x"}, "config is not an option; there are"),
         ("gpt2-xl", {"batch": "64"}, 'batch is "64", but must be a whole number or None'),
         ("gpt2-xl", {"memory_gb": True}, "memory_gb is True, but must be a number or None"),
         ("gpt2-xl", {"cluster": "2x8-h10"}, "did you mean"),

@@ -25,6 +25,8 @@ MAX_MESSAGE_END = 100
 """Characters at each end of the validator's own message that are shown."""
 MAX_FAULTS = 100
 """The fault to report is chosen among at most this many."""
+MIN_ALIKE = 0.5
+"""One name may be meant by another with this share of letters alike, as "seq" by "sequence"; "nf4" is not meant by "config"."""
 MAX_LISTED_NAMES = 12
 """A sentence lists at most this many names."""
 
@@ -145,7 +147,7 @@ def nearest(text: str, names: Sequence[str]) -> str:
     """Return the end of a sentence about an unknown name: the names that may be meant."""
     # A beginning is meant before letters alike: h200 is h200-sxm, although b200 has more of its letters in proportion.
     begins = [name for name in names if text and name.startswith(text.lower())]
-    close = begins or get_close_matches(text.lower(), names, n=1, cutoff=0.4)
+    close = begins or get_close_matches(text.lower(), names, n=1, cutoff=MIN_ALIKE)
     return f"did you mean {close[0]}?" if close else f"there are {listed(names)}"
 
 
