@@ -60,16 +60,24 @@ def build_streams(
         head = {"name": name, "told": _describe_step(step_s, plan), "step_s": step_s}
         drawn.append({**head, "lanes": lanes, "staged": plan.pipeline is not None, "works": works})
         descriptions.append(f"{name}: {recipe.describe_bubble(plan) if plan.pipeline else _describe_compute(step)}")
-    kinds = [
-        {k: v for k, v in kind.items() if k != "kind"} | ({} if kind["kind"] in texts.used else {"words": ""})
-        for kind in styles
-    ]
     return {
         "plans": drawn,
-        "kinds": kinds,
+        "kinds": _name_in_legend(styles, texts.used),
         "words": list(texts.words),
         "alt": f"One step in time. {'; '.join(descriptions)}",
     }
+
+
+def _name_in_legend(styles: Sequence[Look], used: set[str]) -> list[dict[str, Any]]:
+    """Return the kinds for the browser, without words where nothing is of a kind: kinds that look alike share the entry of the first."""
+    names: dict[tuple[str, bool], list[str]] = {}
+    for kind in styles:
+        if kind["kind"] in used and kind["words"]:
+            names.setdefault((kind["colour"], kind["pale"]), []).append(kind["words"])
+    entries = {words[0]: ", ".join(words) for words in names.values()}
+    return [
+        {**{k: v for k, v in kind.items() if k != "kind"}, "words": entries.get(kind["words"], "")} for kind in styles
+    ]
 
 
 def _describe_step(step_s: float, plan: Plan) -> str:

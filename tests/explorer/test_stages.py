@@ -20,6 +20,7 @@ from planner_core.core import PHASES, InputError, Plan
 from planner_core.cost import simulated_pipeline
 from planner_core.cost.communication import bytes_between_gpus, sent_per_gpu
 from planner_core.planning import Planner, Request, prepare_planner
+from planner_core.planning.analysis import step_work
 from planner_core.planning.analysis.reporting import exposed_and_bubble
 from planner_core.planning.methods import parse_layout
 from tests.support.plans import planned
@@ -89,6 +90,18 @@ def test_every_rank_has_a_row_as_long_as_the_step(staged: tuple[Planner, Plan]) 
     assert bubble == pytest.approx(simulated.bubble_s, rel=1e-6)
     made = rows.work_rows({}, {"plan": plan})
     assert sum(float(str(r["seconds"])) for r in made) == pytest.approx(sum(w[4] for w in drawn["works"]))
+
+
+def test_no_two_entries_of_the_legend_look_alike(staged: tuple[Planner, Plan]) -> None:
+    """Compare had one blue for the compute of a plan without stages, and again for forward of one with them."""
+    planner, plan = staged
+    without = planner.stated(parse_layout("dp=8,tp=2"))
+    shown = {"stages": plan, "none": without}
+    drawn = streams.build_streams({"none": step_work(without, planner.graph)}, shown, WORK)
+    entries = [kind for kind in drawn["kinds"] if kind["words"]]
+    looks = [(kind["colour"], kind["pale"]) for kind in entries]
+    assert len(looks) == len(set(looks)) >= 3
+    assert "compute, forward" in [kind["words"] for kind in entries]
 
 
 def test_the_parts_of_a_step_add_up(staged: tuple[Planner, Plan]) -> None:
