@@ -54,11 +54,7 @@ class Visit:
 
     def drawn_anew(self, old: str) -> None:
         """Wait until the picture is another one."""
-        for _ in range(100):
-            if self.page.locator(".lesson").inner_html() != old:
-                return
-            self.page.wait_for_timeout(50)
-        pytest.fail("the picture did not change")
+        self.page.wait_for_function("old => document.querySelector('.lesson').innerHTML !== old", arg=old)
 
     def press(self, name: str) -> None:
         self.page.get_by_role("button", name=name, exact=True).click()

@@ -97,10 +97,8 @@ def test_reading_can_be_stopped(visit: Visit, tmp_path: Path) -> None:
     assert readers()
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("Planning was stopped").wait_for()
-    end = time.monotonic() + 10
-    while readers() and time.monotonic() < end:
+    while readers():  # the reading process ends
         time.sleep(0.1)
-    assert not readers(), "the reading process is gone"
     name = re.search(r"own-(\w+)", visit.query)
     assert name and not list((FOLDER / name[1]).glob("graph-*"))
     page.get_by_role("button", name="Plan now").click()
