@@ -145,6 +145,64 @@ LOOKS = ((DEVICES[0], ""), (DEVICES[5], "7 4"), (DEVICES[2], "2 3"), (DEVICES[3]
 """Colours and dashes of the curves of a plot, in order: dashes tell them apart without colour."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Places values along an axis: `low` at pixel `start`, `high` at pixel `end`, by their logarithms where `log`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = True
+
+    def __call__(self, value: float) -> float:
+        """Return where a value stands, in pixels."""
+        low, high, at_value = (math.log10(v) if self.log else v for v in (self.low, self.high, value))
+        # If all values are one, the scale has no length, and the value stands at its start.
+        return self.start + (at_value - low) / ((high - low) or 1) * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Return round values on the scale: with logarithms powers of ten, and twice and five times each where they alone are fewer than
+        three."""
+        if not self.log:
+            rough = (self.high - self.low) / 4 or 1.0
+            power = 10.0 ** math.floor(math.log10(rough))
+            step = next(k * power for k in (1, 2, 5, 10) if k * power >= rough)
+            return [k * step for k in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+        powers = range(math.floor(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)
+        low, high = self.low * (1 - 1e-9), self.high * (1 + 1e-9)
+        values: list[float] = []
+        for factors in ((1,), (1, 2, 5)):
+            values = [f * 10.0**k for k in powers for f in factors if low <= f * 10.0**k <= high]
+            if len(values) > 2:
+                break
+        return values
+
+
+LEFT, LOW = 74.0, 44.0
+"""Pixels of a chart left of its axes and below them, for numbers and names."""
+
+
+def draw_chart(
+    x: Scale,
+    y: Scale,
+    names: tuple[str, str],
+    shown: tuple[Callable[[float], str], Callable[[float], str]],
+    inside: str,
+) -> Drawing:
+    """Draw what lies `inside` on two axes; `names` and `shown`, how values are written, are those of x and of y."""
+    left, right, bottom = x.start, x.end, y.start
+    parts = []
+    for v in y.ticks():
+        parts.append(f'<path d="M{left:.0f} {y(v):.1f}H{right:.0f}" stroke="{GREY}" stroke-opacity="0.3"/>')
+        parts.append(label(left - 6, y(v) + 4, shown[1](v), "end", size=12))
+    for v in x.ticks():
+        parts.append(f'<path d="M{x(v):.1f} {bottom:.0f}v5" stroke="{GREY}"/>')
+        parts.append(label(x(v), bottom + 18, shown[0](v), "middle", size=12))
+    parts += [inside, label((left + WIDTH) / 2, bottom + LOW - 4, names[0], "middle"), label(0, 13, names[1])]
+    return Drawing(WIDTH, bottom + LOW, "".join(parts))
+
+
 def plot(
     xs: Sequence[float],
     curves: Mapping[str, Callable[[float], float]],
@@ -155,15 +213,11 @@ def plot(
     marks: Sequence[tuple[float, str]] = (),
 ) -> Drawing:
     """Curves by their names at `xs`, on logarithmic scales (all values positive); `marks` are vertical lines with their names."""
-    width, height, left, low = WIDTH, 270.0, 74.0, 44.0
+    bottom = 226.0
     values_by_name = {name: [curve(x) for x in xs] for name, curve in curves.items()}
     ys = [y for values in values_by_name.values() for y in values]
-    px = _scale(min(xs), max(xs), left, width - 12)
-    py = _scale(min(ys), max(ys), height - low, 34 + 12 * len(marks))
-    parts = [
-        _draw_axes(px, py, (min(xs), max(xs)), (min(ys), max(ys)), x_shown, y_shown, (left, width - 12, height - low))
-    ]
-    keys = []
+    px, py = Scale(min(xs), max(xs), LEFT, WIDTH - 12), Scale(min(ys), max(ys), bottom, 34 + 12 * len(marks))
+    parts, keys = [], []
     for (name, values), (colour, dash) in zip(values_by_name.items(), LOOKS, strict=False):
         path = "L".join(f"{px(x):.1f} {py(y):.1f}" for x, y in zip(xs, values, strict=True))
         look = f'fill="none" stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dash}"'
@@ -172,51 +226,10 @@ def plot(
         keys.append(row(stroke, text(name, 13, muted=True), gap=6))
     for k, (at_x, words) in enumerate(marks):
         x, y = px(at_x), 31 + 16 * k  # below the name of the axis
-        parts.append(f'<path d="M{x:.1f} {y + 4}V{height - low:.1f}" stroke="currentColor" stroke-dasharray="5 4"/>')
-        parts.append(label(x - 5, y, words, "end", halo=4) if x > width * 0.6 else label(x + 5, y, words, halo=4))
-    parts += _axis_names(x_name, y_name, left, width, height)
-    return column(Drawing(width, height, "".join(parts)), wrap(keys, WIDTH), gap=8)
-
-
-def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
-    a, b = math.log10(low), math.log10(high)
-    # If all values are one, the scale has no length, and the value stands at its start.
-    return lambda v: start + (math.log10(v) - a) / ((b - a) or 1) * (end - start)
-
-
-def _draw_axes(
-    px: Callable[[float], float],
-    py: Callable[[float], float],
-    x_range: tuple[float, float],
-    y_range: tuple[float, float],
-    x_shown: Callable[[float], str],
-    y_shown: Callable[[float], str],
-    edges: tuple[float, float, float],
-) -> str:
-    left, right, bottom = edges
-    parts = []
-    for v in ticks(*y_range):
-        parts.append(f'<path d="M{left:.0f} {py(v):.1f}H{right:.0f}" stroke="{GREY}" stroke-opacity="0.3"/>')
-        parts.append(label(left - 6, py(v) + 4, y_shown(v), "end", size=12))
-    for v in ticks(*x_range):
-        parts.append(f'<path d="M{px(v):.1f} {bottom:.0f}v5" stroke="{GREY}"/>')
-        parts.append(label(px(v), bottom + 18, x_shown(v), "middle", size=12))
-    return "".join(parts)
-
-
-def _axis_names(x_name: str, y_name: str, left: float, width: float, height: float) -> list[str]:
-    return [label((left + width) / 2, height - 4, x_name, "middle"), label(0, 13, y_name)]
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Powers of ten inside a range, and twice and five times each where they alone would be fewer than three."""
-    powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
-    values: list[float] = []
-    for steps in ((1,), (1, 2, 5)):
-        values = [s * 10.0**k for k in powers for s in steps if low * (1 - 1e-9) <= s * 10.0**k <= high * (1 + 1e-9)]
-        if len(values) > 2:
-            break
-    return values
+        parts.append(f'<path d="M{x:.1f} {y + 4}V{bottom:.1f}" stroke="currentColor" stroke-dasharray="5 4"/>')
+        parts.append(label(x - 5, y, words, "end", halo=4) if x > WIDTH * 0.6 else label(x + 5, y, words, halo=4))
+    chart = draw_chart(px, py, (x_name, y_name), (x_shown, y_shown), "".join(parts))
+    return column(chart, wrap(keys, WIDTH), gap=8)
 
 
 def timeline(
@@ -290,23 +303,21 @@ class Dots:
 
 def scatter(clouds: Sequence[Dots], x_name: str, y_name: str, shown: Callable[[float], str]) -> Drawing:
     """Points on equal logarithmic axes with the line on which y is x, and the band of 10 % around it."""
-    width, height, left, low = WIDTH, 400.0, 74.0, 44.0
     values = [v for cloud in clouds for point in cloud.points for v in point]
     ends = (min(values) / 1.1, max(values) * 1.1)
-    px, py = _scale(*ends, left, width - 12), _scale(*ends, height - low, 24)
-    parts = [_draw_axes(px, py, ends, ends, shown, shown, (left, width - 12, height - low))]
+    px, py = Scale(*ends, LEFT, WIDTH - 12), Scale(*ends, 356, 24)
+    parts = []
     for factor, dash in ((1.1, "3 4"), (1.0, ""), (1 / 1.1, "3 4")):
         a, b = ends[0] * max(1, 1 / factor), ends[1] / max(1, factor)
         line = f"M{px(a):.1f} {py(a * factor):.1f}L{px(b):.1f} {py(b * factor):.1f}"
         parts.append(f'<path d="{line}" stroke="currentColor" fill="none" stroke-dasharray="{dash}"/>')
-    for cloud in clouds:
-        parts.append("".join(_draw_dot(cloud, px(x), py(y)) for x, y in cloud.points))
-    parts += _axis_names(x_name, y_name, left, width, height)
+    parts += [_draw_dot(cloud, px(x), py(y)) for cloud in clouds for x, y in cloud.points]
     keys = [
         row(Drawing(14, 14, _draw_dot(c, 7, 7)), text(f"{c.name} ({len(c.points)})", 13, muted=True), gap=6)
         for c in clouds
     ]
-    return column(Drawing(width, height, "".join(parts)), wrap(keys, WIDTH), gap=8)
+    chart = draw_chart(px, py, (x_name, y_name), (shown, shown), "".join(parts))
+    return column(chart, wrap(keys, WIDTH), gap=8)
 
 
 def _draw_dot(cloud: Dots, x: float, y: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,13 @@ from explorer.learn.blocks.arranged import with_llama_block
 from explorer.learn.learner import Learner, with_model
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.planners.l13_choose import score_choices
-from explorer.learn.lessons.planners.prices import MemoryPrice, price_memory
 from explorer.learn.markdown import Live, read_lesson
-from explorer.learn.pictures.charts import label
-from explorer.learn.pictures.cloud import CloudFrame, circle
+from explorer.learn.pictures.charts import Scale, label
+from explorer.learn.pictures.cloud import circle, cloud_scales, draw_cloud, line_through
 from explorer.text import units
 from planner_core.core import DeviceMesh
 from planner_core.search import Answer, RunTable, run_tables, search_within_budget
+from planner_core.search.algebra import lower_hull, slope
 from planner_core.search.network import Problem
 
 Floats = NDArray[np.float64]
@@ -102,6 +103,31 @@ def block_choices(learner: Learner, devices: int, share: int) -> tuple[Floats, F
     ms, gib = candidates.comm_s[can] * 1e3, candidates.memory_bytes[can] / units.GIB
     quickest = float(gib[ms == ms.min()].min())
     return ms, gib, float(gib.min() + share / 100 * (quickest - gib.min()))
+
+
+@dataclass(frozen=True)
+class MemoryPrice:
+    """The choices of one block with memory at a price, in ms per GiB: the best price's bound, the best choice that fits (its time and
+    memory), and how many choices lie below the line through both."""
+
+    price: float
+    bound_ms: float
+    best_ms: float
+    best_gib: float
+    left: int
+    room_gib: float
+
+
+def price_memory(ms: Floats, gib: Floats, room: float) -> MemoryPrice:
+    """Return the price at which the bound `min(ms + price * gib) - price * room` is highest: the slope of the lower hull at `room`."""
+    corners = lower_hull(zip(ms.tolist(), (gib * units.GIB).tolist(), strict=True))
+    prices = (0.0, *(slope(a, b) * units.GIB for a, b in pairwise(corners)))
+    bounds = {p: float((ms + p * gib).min() - p * room) for p in prices}
+    price = max(bounds, key=lambda p: bounds[p])
+    at = int(np.where(gib <= room, ms, np.inf).argmin())
+    best = float(ms[at])
+    below = int(((ms + price * gib) < best + price * room - 1e-9).sum())
+    return MemoryPrice(price, bounds[price], best, float(gib[at]), below, room)
 
 
 def round_to_microseconds(run: RunTable) -> RunTable:
@@ -218,45 +244,43 @@ def _find_least_run(run: RunTable, exact: RunTable) -> dict[str, Any]:
 
 
 def _price_chart(p: MemoryPrice, ms: Floats, gib: Floats) -> Drawing:
-    most_x, low = float(gib.max()) * 1.03, float(gib.min()) * 0.9
-    most_y = min(float(ms.max()), 4 * p.best_ms) * 1.05 or 1.0
-    foot = "memory per layer and GPU, GiB; each dot is a choice, orange: below the best"
-    frame = CloudFrame((low, most_x), most_y, foot, "communication of a layer, ms")
+    low, high, most = float(gib.min()) * 0.9, float(gib.max()) * 1.03, min(float(ms.max()), 4 * p.best_ms) * 1.05 or 1.0
+    x, y = cloud_scales((low, high), most)
     below = (ms + p.price * gib) < p.best_ms + p.price * p.room_gib - 1e-9
     spots = {
-        (bool(c), round(frame.x(a)), round(frame.y(b)))
+        (c, round(x(a)), round(y(b)))
         for a, b, c in zip(gib.tolist(), ms.tolist(), below.tolist(), strict=True)
-        if b <= most_y
+        if b <= most
     }
     grey, orange = f'fill="{GREY}" fill-opacity="0.4"', f'fill="{COMMUNICATION}" fill-opacity="0.9"'
     parts = [circle(a, b, 3.4 if c else 2.4, orange if c else grey) for c, a, b in sorted(spots)]
-    ends = [(x, p.bound_ms + p.price * (p.room_gib - x)) for x in (low, most_x)]
-    clipped = [(x, min(max(y, 0.0), most_y)) if p.price == 0 else _clip(p, x, y, most_y) for x, y in ends]
-    parts.append(frame.path(clipped, f'stroke="{COMPUTE}" stroke-width="2"'))
-    allowed = [(p.room_gib, most_y), (p.room_gib, 0.0)]
-    parts.append(frame.path(allowed, 'stroke="currentColor" stroke-dasharray="5 4"'))
-    parts += _marks(p, frame)
-    return frame.draw(parts, (float(gib.min()), (low + most_x) / 2, float(gib.max())))
+    ends = [(v, p.bound_ms + p.price * (p.room_gib - v)) for v in (low, high)]
+    clipped = [(v, min(max(w, 0.0), most)) if p.price == 0 else _clip(p, v, w, most) for v, w in ends]
+    parts.append(line_through(x, y, clipped, f'stroke="{COMPUTE}" stroke-width="2"'))
+    allowed = [(p.room_gib, most), (p.room_gib, 0.0)]
+    parts.append(line_through(x, y, allowed, 'stroke="currentColor" stroke-dasharray="5 4"'))
+    parts += _marks(p, x, y)
+    names = "memory per layer and GPU, GiB", "communication of a layer, ms"
+    return draw_cloud(x, y, names, parts, "Each dot is a choice; an orange one lies below the line through the best.")
 
 
-def _marks(p: MemoryPrice, frame: CloudFrame) -> list[str]:
+def _marks(p: MemoryPrice, x: Scale, y: Scale) -> list[str]:
     """Rings around the best choice and the bound, each with a line to its words, which stand apart however near the two are."""
-    right, bottom = frame.left + frame.width, frame.top + frame.height
-    best, bound = ((frame.x(x), frame.y(y)) for x, y in ((p.best_gib, p.best_ms), (p.room_gib, p.bound_ms)))
-    x = bound[0]
-    beside, toward = (x + 22, -3) if x + 175 < right else (x - 175, 75)
-    above, under = min(best[1], bound[1]) - 28, min(max(best[1], bound[1]) + 30, bottom - 8)
+    best, bound = ((x(a), y(b)) for a, b in ((p.best_gib, p.best_ms), (p.room_gib, p.bound_ms)))
+    limit = bound[0]
+    beside, toward = (limit + 22, -3) if limit + 175 < x.end else (limit - 175, 75)
+    above, under = min(best[1], bound[1]) - 28, min(max(best[1], bound[1]) + 30, y.start - 8)
     parts = []
-    for (at_x, at_y), y, word, colour in (
+    for (at_x, at_y), height, word, colour in (
         (best, above, f"best that fits: {units.significant(p.best_ms)} ms", COMMUNICATION),
         (bound, under, f"bound: {units.significant(p.bound_ms)} ms", COMPUTE),
     ):
-        line = f"M{at_x:.1f} {at_y:.1f}L{beside + toward:.1f} {y - 4:.1f}"
+        line = f"M{at_x:.1f} {at_y:.1f}L{beside + toward:.1f} {height - 4:.1f}"
         parts.append(f'<path d="{line}" stroke="{colour}" stroke-width="1.5"/>')
         parts.append(circle(at_x, at_y, 5, f'fill="none" stroke="{colour}" stroke-width="2.5"'))
-        parts.append(label(beside, y, word, halo=5, bold=True))
+        parts.append(label(beside, height, word, halo=5, bold=True))
     allowed = f"memory allowed: {units.significant(p.room_gib)} GiB"
-    return [*parts, label(min(x - 4, right - 170), frame.top - 7, allowed, halo=5, bold=True)]
+    return [*parts, label(min(limit - 4, x.end - 170), y.end - 7, allowed, halo=5, bold=True)]
 
 
 def _clip(p: MemoryPrice, x: float, y: float, most: float) -> tuple[float, float]:
