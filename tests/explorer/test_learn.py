@@ -18,7 +18,7 @@ from explorer.figures.palette import DEVICES
 from explorer.learn import export, recent, warm
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
-from explorer.learn.lessons import LESSONS
+from explorer.learn.lessons import LESSONS, tensors
 from explorer.learn.lessons.basics import l02_cuts, l03_placements, l04_collectives
 from explorer.learn.lessons.layers import l05_mlp, l06_heads, l07_sequence, l08_backward
 from explorer.learn.lessons.planners import l10_topology, l12_experts, l13_choose, l22_two_dims
@@ -182,9 +182,7 @@ def test_3_redistributions_give_the_tensor_and_cost_what_the_formulas_say(case: 
     assert numbers(3, case=case, devices=n)["sent"] == math.floor(share(n) * 4 * 4 * 4)
     whole, before = l03_placements.place_tensor(src, n, case + 1)
     want = np.array(whole.tolist())
-    after = l03_placements.redistribute(
-        before, l03_placements.parse_placement(src), l03_placements.parse_placement(dst)
-    )
+    after = tensors.split(tensors.join(before, src), dst, n)
     slices = np.split(want, n, axis=int(dst[2])) if dst[0] == "S" else [want] * n
     assert all(np.array_equal(np.array(a.tolist()), s) for a, s in zip(after, slices, strict=True))
     if src == "P":

@@ -14,7 +14,7 @@ import pytest
 from explorer.figures.svg_tensors import Drawing, text
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Option, number_question
-from explorer.learn.lessons import FORMER, LESSONS
+from explorer.learn.lessons import FORMER, LESSONS, tensors
 from explorer.learn.lessons.basics import l02_cuts, l03_placements, l04_collectives
 from explorer.learn.lessons.layers import l05_mlp, l07_sequence, l11_debug
 from explorer.learn.lessons.planners import l20_uneven, l21_long, l22_two_dims
@@ -22,7 +22,7 @@ from explorer.learn.lessons.times import l09_algorithms, l18_micro_batches, l19_
 from explorer.learn.pictures.film import Cell, Film, Flight
 from explorer.learn.visit import address, answers, progress
 from explorer.text import units
-from planner_core.core import ASSETS
+from planner_core.core import ASSETS, parse_placement
 from planner_core.planning import price
 from planner_core.planning.request import Request
 from tests.support.fitted import FITTED, H100, NETWORK, across_s, inside_s, took_s, turn_s
@@ -451,16 +451,14 @@ def test_2_pieces_are_put_together_one_by_one(cut: str, devices: int) -> None:
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("case", range(len(l03_placements.CASES)))
 def test_3_what_is_sent_moves_to_where_it_is_wanted(case: int, n: int) -> None:
-    src, dst = map(l03_placements.parse_placement, l03_placements.CASES[case])
-    whole, before = l03_placements.place_tensor(str(src), n, case + 1)
-    film, after = (
-        l03_placements.redistribution_film(before, src, dst, whole),
-        l03_placements.redistribute(before, src, dst),
-    )
+    src, dst = l03_placements.CASES[case]
+    whole, before = l03_placements.place_tensor(src, n, case + 1)
+    film = l03_placements.redistribution_film(before, parse_placement(src), parse_placement(dst), whole)
+    after = tensors.split(tensors.join(before, src), dst, n)
     markup = film.markup("moves")
     assert at(markup, 0) == cells(*before) and at(markup, len(film.said) - 1) == cells(*after)
     # a sum for all goes in slices, and the slices are gathered: twice as much; each device sends as much as the formula says
-    assert len(film.flights) * 4 == n * l03_placements.sent(str(src), str(dst), n)
+    assert len(film.flights) * 4 == n * l03_placements.sent(src, dst, n)
 
 
 @pytest.mark.parametrize("n", [2, 5])

@@ -6,12 +6,12 @@ from typing import Any
 
 from explorer.figures.palette import DEVICES
 from explorer.figures.svg_tensors import (
+    Drawing,
     column,
     device,
     legend,
     matrix,
     number,
-    owned,
     replicated,
     row,
     sign,
@@ -20,11 +20,14 @@ from explorer.figures.svg_tensors import (
 from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
+from explorer.learn.lessons.tensors import draw_piece, join, split
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.board import BoardState, Chunk, Move, board_film
 from explorer.learn.pictures.film import Film
 
 N = 4
+PLACED = {"columns": ("R", "S(1)", "S(1)"), "rows": ("S(1)", "S(0)", "P")}
+"""How X, W and Y = X W lie on the devices, by how W is cut."""
 
 
 @remember(64)
@@ -34,15 +37,10 @@ def multiply(cut: str, devices: int, seed: int) -> dict[str, Any]:
 
     gen = torch.Generator().manual_seed(seed)
     x, w = (torch.randint(-3, 4, (N, N), generator=gen).double() for _ in range(2))
-    whole = x @ w
-    if cut == "columns":
-        operands = [(x, part) for part in w.chunk(devices, dim=1)]
-        pieces = [a @ b for a, b in operands]
-        joined = torch.cat(pieces, dim=1)
-    else:
-        operands = list(zip(x.chunk(devices, dim=1), w.chunk(devices, dim=0), strict=True))
-        pieces = [a @ b for a, b in operands]
-        joined = torch.stack(pieces).sum(0)
+    whole, (of_x, of_w, of_y) = x @ w, PLACED[cut]
+    operands = list(zip(split(x, of_x, devices), split(w, of_w, devices), strict=True))
+    pieces = [a @ b for a, b in operands]
+    joined = join(pieces, of_y)
     error = float((joined - whole).abs().max())
     return {"x": x, "w": w, "y": whole, "held": operands, "pieces": pieces, "joined": joined, "error": error}
 
@@ -112,7 +110,7 @@ def live(learner: Learner, values: Values) -> Live:
     pictures: dict[str, Picture] = {
         "whole": whole,
         "cut": column(row(x_cut, sign("·"), w_cut), legend("R", "S") if columns else legend("S"), gap=20),
-        "products": column(*(device(r, _draw_product(c, r, columns)) for r in range(devices)), gap=12),
+        "products": column(*(device(r, _draw_product(c, r, cut)) for r in range(devices)), gap=12),
         "together": joining_film(c, columns),
     }
     tops = [float(p[0, 0]) for p in c["pieces"]]
@@ -120,14 +118,10 @@ def live(learner: Learner, values: Values) -> Live:
     return Live({"tops": tops, "total": sum(tops)}, pictures, numbers)
 
 
-def _draw_product(c: dict[str, Any], r: int, columns: bool) -> Any:
-    x, w = c["held"][r]
-    left = matrix(x, replicated if columns else owned(r), "X", "R" if columns else "S(1)", cell=32)
-    right = matrix(w, owned(r), "W", "S(1)" if columns else "S(0)", cell=32)
-    product = matrix(
-        c["pieces"][r], owned(r, "S" if columns else "P"), "Y", "S(1)" if columns else "P, not summed yet", cell=36
-    )
-    return row(left, sign("·", 18), right, sign("=", 18), product, gap=10)
+def _draw_product(c: dict[str, Any], r: int, cut: str) -> Drawing:
+    pieces = zip((*c["held"][r], c["pieces"][r]), PLACED[cut], ("X", "W", "Y"), (32, 32, 36), strict=True)
+    x, w, y = (draw_piece(piece, r, placement, name, cell) for piece, placement, name, cell in pieces)
+    return row(x, sign("·", 18), w, sign("=", 18), y, gap=10)
 
 
 LESSON = read_lesson("02-cuts", live)

@@ -10,14 +10,12 @@ from explorer.figures.svg_tensors import (
     column,
     device,
     legend,
-    matrix,
     number,
-    owned,
-    replicated,
 )
 from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
+from explorer.learn.lessons.tensors import draw_piece, split
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.board import BoardState, Chunk, board_film
 from explorer.learn.pictures.board import Move as Sending
@@ -48,27 +46,10 @@ def place_tensor(placement: str, devices: int, seed: int) -> tuple[Any, list[Any
 
     gen = torch.Generator().manual_seed(seed)
     whole = torch.randint(-4, 10, (SIZE, SIZE), generator=gen).double()
-    p = parse_placement(placement)
-    if isinstance(p, Shard):
-        return whole, list(whole.chunk(devices, dim=p.dim))
-    if p == R:
-        return whole, [whole.clone() for _ in range(devices)]
+    if placement != "P":
+        return whole, split(whole, placement, devices)
     terms = [torch.randint(-4, 6, (SIZE, SIZE), generator=gen).double() for _ in range(devices - 1)]
     return whole, [*terms, whole - sum(terms)]
-
-
-def redistribute(pieces: list[Any], src: Placement, dst: Placement) -> list[Any]:
-    """Return the redistribution done on the devices' tensors with torch: join by `src`, then place by `dst`."""
-    n, whole = len(pieces), _join_pieces(pieces, src)
-    return list(whole.chunk(n, dim=dst.dim)) if isinstance(dst, Shard) else [whole.clone() for _ in range(n)]
-
-
-def _join_pieces(pieces: list[Any], src: Placement) -> Any:
-    import torch
-
-    if isinstance(src, Shard):
-        return torch.cat(pieces, dim=src.dim)
-    return torch.stack(pieces).sum(0) if src == P else pieces[0]
 
 
 def collective_between(src: str, dst: str) -> str:
@@ -162,11 +143,7 @@ def _sends_of(rank: int, n: int, src: Placement, dst: Placement) -> list[Sending
 
 
 def _draw_devices(pieces: list[Any], letter: str) -> Drawing:
-    p = parse_placement(letter)
-    styles = [replicated if p == R else owned(r, "P" if p == P else "S") for r in range(len(pieces))]
-    word = f"{letter}, not summed yet" if p == P else letter
-    frames = [device(r, matrix(t, styles[r], "", word, cell=34)) for r, t in enumerate(pieces)]
-    return grid(frames, 4)
+    return grid([device(r, draw_piece(t, r, letter, cell=34)) for r, t in enumerate(pieces)], 4)
 
 
 LESSON = read_lesson("03-placements", live)

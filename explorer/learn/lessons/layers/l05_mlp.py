@@ -20,6 +20,7 @@ from explorer.jobs.result_cache import remember
 from explorer.learn.blocks import arranged
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
+from explorer.learn.lessons.tensors import draw_piece, join, split
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.block import F_AND_G_BELOW, draw_block
 from explorer.learn.pictures.board import BoardState, board_film, matrix_chunks
@@ -39,18 +40,16 @@ def run_mlp(first: str, seed: int) -> dict[str, Any]:
     z = gelu(hidden) @ b
     (grad,) = torch.autograd.grad(z.sum(), x)
     columns = first == "columns"
-    parts = list(a.chunk(2, dim=1 if columns else 0))
-    inputs = [x.detach().clone().requires_grad_() for _ in range(2)]
-    ins = inputs if columns else [t.chunk(2, dim=1)[r] for r, t in enumerate(inputs)]
-    inner = [i @ p for i, p in zip(ins, parts, strict=True)]
+    inputs = [piece.requires_grad_() for piece in split(x.detach(), "R" if columns else "S(1)", 2)]
+    inner = [i @ p for i, p in zip(inputs, split(a, "S(1)" if columns else "S(0)", 2), strict=True)]
     acted = [gelu(h) for h in inner]
     if columns:
-        terms = [h @ q for h, q in zip(acted, b.chunk(2, dim=0), strict=True)]
-        got = terms[0] + terms[1]
+        terms = [h @ q for h, q in zip(acted, split(b, "S(0)", 2), strict=True)]
+        got = join(terms, "P")
         grads = [torch.autograd.grad(t.sum(), i)[0] for t, i in zip(terms, inputs, strict=True)]
     else:
-        terms, got = [h @ b for h in acted], (acted[0] + acted[1]) @ b
-        summed = gelu(inner[0].detach() + inner[1].detach()) @ b
+        terms, got = [h @ b for h in acted], join(acted, "P") @ b
+        summed = gelu(join(inner, "P")) @ b
         grads = [grad, grad]
     error = float((got - z).detach().abs().max())
     mended = 0.0 if columns else float((summed - z).detach().abs().max())
@@ -78,12 +77,12 @@ def live(learner: Learner, values: Values) -> Live:
     """Return the MLP on one GPU, the first product cut, GeLU, the sum, and the backward pass."""
     columns = values["first"] == "columns"
     c = run_mlp(str(values["first"]), int(values["seed"]))
-    look, letter = ("S", "S(1)") if columns else ("P", "P, not summed yet")
-    products = [device(r, matrix(t, owned(r, look), "X·A", letter)) for r, t in enumerate(c["inner"])]
+    letter = "S(1)" if columns else "P"
+    products = [device(r, draw_piece(t, r, letter, "X·A")) for r, t in enumerate(c["inner"])]
     pictures: dict[str, Picture] = {
         "whole": _draw_mlp(c),
-        "product": column(row(*products), legend(look)),
-        "gelu": _draw_gelu(c, columns),
+        "product": column(row(*products), legend(letter[0])),
+        "gelu": _draw_gelu(c, letter),
     }
     block = arranged.arrange_megatron(learner, 2, False) if columns else None
     if columns:
@@ -97,13 +96,16 @@ def live(learner: Learner, values: Values) -> Live:
     return Live({"in_a_block": arranged.with_llama_block(learner)[0].name if block else ""}, pictures, numbers)
 
 
-def _draw_gelu(c: dict[str, Any], columns: bool) -> Drawing:
-    """Return what each device has before and after GeLU."""
-    look, before, after = ("S", "", "S(1)") if columns else ("P", "P, not summed yet", "no placement")
+def _draw_gelu(c: dict[str, Any], letter: str) -> Drawing:
+    """Return what each device has before and after GeLU; that of a term of a sum is neither a slice nor a term."""
     frames = []
     for r, (i, t) in enumerate(zip(c["inner"], c["acted"], strict=True)):
-        left = matrix(i, owned(r, look), "before", before, 48)
-        right = matrix(t, owned(r, look if columns else ""), "after", after, 54)
+        left = draw_piece(i, r, letter, "before", 48)
+        right = (
+            matrix(t, owned(r, ""), "after", "no placement", 54)
+            if letter == "P"
+            else draw_piece(t, r, letter, "after", 54)
+        )
         frames.append(device(r, row(left, arrow(46, "GeLU"), right, gap=8)))
     return column(*frames, gap=8)
 

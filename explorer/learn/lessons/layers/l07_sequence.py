@@ -24,6 +24,7 @@ from explorer.learn.blocks import arranged
 from explorer.learn.learner import STANDARD_MODEL, Learner, with_model
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.stacks import gathered_bytes, megatron_memory
+from explorer.learn.lessons.tensors import draw_piece
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.block import draw_block
 from explorer.learn.pictures.board import BoardState, board_film
@@ -208,7 +209,7 @@ def _draw_lookup(e: dict[str, Any], n: int) -> Drawing:
 
 
 def _draw_loss(c: dict[str, Any], n: int) -> Drawing:
-    parts = [matrix(p, owned(r), f"GPU {r}", "S(1)", 36) for r, p in enumerate(c["parts"])]
+    parts = [draw_piece(p, r, "S(1)", f"GPU {r}", 36) for r, p in enumerate(c["parts"])]
     right = column(
         text("right word", 13, 600),
         column(*(tile(80, 30, ("", None), str(int(t)), 13) for t in c["target"]), gap=0),

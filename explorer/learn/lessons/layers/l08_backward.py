@@ -5,20 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from explorer.figures.svg_tensors import (
-    Drawing,
-    arrow,
-    column,
-    device,
-    legend,
-    matrix,
-    owned,
-    replicated,
-    row,
-)
+from explorer.figures.svg_tensors import Drawing, arrow, column, device, legend, row
 from explorer.jobs.result_cache import remember
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
+from explorer.learn.lessons.tensors import draw_piece, join, split
 from explorer.learn.markdown import Live, Picture, read_lesson
 
 N = 2
@@ -56,14 +47,14 @@ def run_backward(cut_name: str, seed: int) -> dict[str, Any]:
     y = x @ w
     gx, gw = torch.autograd.grad(y.square().sum(), (x, w))
     cut = CUTS[cut_name]
-    xs, ws = split_tensor(x.detach(), cut.x), split_tensor(w.detach(), cut.w)
+    xs, ws = split(x.detach(), cut.x, N), split(w.detach(), cut.w, N)
     leaves = [(a.clone().requires_grad_(), b.clone().requires_grad_()) for a, b in zip(xs, ws, strict=True)]
     ys = [a @ b for a, b in leaves]
     # where Y was summed (g) every device has the whole result, and its gradient
     seeds = [2 * (ys[0] + ys[1]).detach()] * N if cut.y == "P" else [2 * t.detach() for t in ys]
     gradients = [torch.autograd.grad(t, ab, s) for t, ab, s in zip(ys, leaves, seeds, strict=True)]
     grads_x, grads_w = [f[0] for f in gradients], [f[1] for f in gradients]
-    joined = ((join_pieces(grads_x, cut.grad_x), gx), (join_pieces(grads_w, cut.grad_w), gw))
+    joined = ((join(grads_x, cut.grad_x), gx), (join(grads_w, cut.grad_w), gw))
     error = max(float((got - want).abs().max()) for got, want in joined)
     return {
         "xs": xs,
@@ -77,18 +68,6 @@ def run_backward(cut_name: str, seed: int) -> dict[str, Any]:
     }
 
 
-def split_tensor(tensor: Any, placement: str) -> list[Any]:
-    """Return what each device holds of a tensor that is sharded or replicated."""
-    return list(tensor.chunk(N, int(placement[2]))) if placement[0] == "S" else [tensor.clone() for _ in range(N)]
-
-
-def join_pieces(pieces: list[Any], placement: str) -> Any:
-    """Return the whole tensor: slices side by side, or terms summed."""
-    import torch
-
-    return torch.cat(pieces, int(placement[2])) if placement[0] == "S" else torch.stack(pieces).sum(0)
-
-
 def live(learner: Learner, values: Values) -> Live:
     """Forward placements, gradients on each device, the sum, and all ways as one algebra."""
     cut_name, names = str(values["way"]), LESSON.controls[0].names
@@ -98,52 +77,30 @@ def live(learner: Learner, values: Values) -> Live:
         (("gradient of X", c["grads_x"][r], cut.grad_x), ("gradient of W", c["grads_w"][r], cut.grad_w))
         for r in range(N)
     ]
+    backward = column(*(_draw_device(r, *what) for r, what in enumerate(gradients)), gap=10)
     pictures: dict[str, Picture] = {
-        "forward": column(*(_draw_device(r, what) for r, what in enumerate(forward)), gap=10),
-        "backward": column(*(_draw_device(r, what) for r, what in enumerate(gradients)), gap=10),
-        "sum": _draw_sum(cut_name, c),
+        "forward": column(*(_draw_device(r, *what) for r, what in enumerate(forward)), gap=10),
+        "backward": backward,
+        "sum": _draw_sum(cut_name, c) if "P" in (cut.grad_x, cut.grad_w) else backward,
     }
     numbers = {"error": c["error"], "gw00": float(c["gw"][0, 0]), "gx00": float(c["gx"][0, 0])}
     return Live({"cut": cut, "cuts": CUTS, "names": names, "name": names[cut_name]}, pictures, numbers)
 
 
-def _style_of(r: int, placement: str) -> Any:
-    return replicated if placement == "R" else owned(r, placement[0])
-
-
-def _draw_device(r: int, what: tuple[tuple[str, Any, str], ...]) -> Drawing:
-    boxes = [matrix(t, _style_of(r, p), name, "P, not summed yet" if p == "P" else p, cell=40) for name, t, p in what]
-    return device(r, row(*boxes, gap=18, align=0))
+def _draw_device(r: int, *pieces: tuple[str, Any, str]) -> Drawing:
+    """Return a device with (name, piece, placement) of what it holds."""
+    return device(r, row(*(draw_piece(t, r, p, name, 40) for name, t, p in pieces), gap=18, align=0))
 
 
 def _draw_sum(cut_name: str, c: dict[str, Any]) -> Drawing:
-    cut = CUTS[cut_name]
-    if cut_name == "row":
-        return column(
-            *(
-                _draw_device(
-                    r, (("gradient of X", c["grads_x"][r], "S(1)"), ("gradient of W", c["grads_w"][r], "S(0)"))
-                )
-                for r in range(N)
-            ),
-            gap=10,
-        )
-    terms, whole, name = (
-        (c["grads_w"], c["gw"], "gradient of W") if cut.grad_w == "P" else (c["grads_x"], c["gx"], "gradient of X")
-    )
-    before = row(*(_draw_device(r, ((name, terms[r], "P"),)) for r in range(N)), gap=10)
-    slices = list(whole.chunk(N, 0)) if cut_name == "fsdp" else [whole, whole]
-    after = row(
-        *(_draw_device(r, ((name, slices[r], "S(0)" if cut_name == "fsdp" else "R"),)) for r in range(N)),
-        gap=10,
-        align=0,
-    )
+    """Return the gradient that is partial, before and after its sum."""
+    name = "gradient of W" if CUTS[cut_name].grad_w == "P" else "gradient of X"
+    terms, whole = (c["grads_w"], c["gw"]) if CUTS[cut_name].grad_w == "P" else (c["grads_x"], c["gx"])
+    collective, placement = ("reduce_scatter", "S(0)") if cut_name == "fsdp" else ("all_reduce", "R")
+    before = [_draw_device(r, (name, t, "P")) for r, t in enumerate(terms)]
+    after = [_draw_device(r, (name, t, placement)) for r, t in enumerate(split(whole, placement, N))]
     return column(
-        before,
-        arrow(120, "reduce_scatter" if cut_name == "fsdp" else "all_reduce"),
-        after,
-        legend("P", "S" if cut_name == "fsdp" else "R"),
-        gap=8,
+        row(*before, gap=10), arrow(120, collective), row(*after, gap=10, align=0), legend("P", placement[0]), gap=8
     )
 
 
