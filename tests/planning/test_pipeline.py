@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from planner_core.cost import cost_model_of, price_with_host
 from planner_core.models.zoo import ZOO
 from planner_core.planning import choose_mesh, pipeline
 from planner_core.planning import request as request_module
-from planner_core.planning.fitting import mesh_search
+from planner_core.planning.fitting import host_waits, mesh_search
 from planner_core.planning.pipeline import compare_methods, plan_model
 from planner_core.planning.planner import STATED, Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import Clock, Request
@@ -126,6 +127,15 @@ def test_no_single_mesh_has_a_shorter_step_than_the_answer(model: str, batch: in
     free, *each = (plan_model(replace(asked, mesh=text)) for text in (None, "8", "2x4", "4x2"))
     shortest = min(r.best.cost.step_time_s for r in each)
     assert free.best.cost.host_wait_s > 0 and free.best.cost.step_time_s <= shortest * (1 + 1e-6)
+
+
+def test_a_layout_that_fits_nowhere_is_not_taken_to_be_as_short_as_in_ample_memory() -> None:
+    """Its plan of the least work was judged. So of a T5 of 2 x 1 001 layers three layouts of 8 tensor ranks seemed the most promising, and
+    each was searched for 2 s under every recomputation, in vain."""
+    planner = prepare_planner(Request("gpt2-xl", cluster="1x8-h100", batch=16, layers=4, recompute="auto"))
+    problem = planner.problem(DeviceMesh(("data",), (8,)))
+    ample, none = (host_waits._estimate_step_s(planner, problem, room) for room in (math.inf, problem.least_bytes / 2))
+    assert none > ample * 1.1  # all blocks recompute, so the host issues their forward twice
 
 
 def test_compare_says_what_each_restriction_costs() -> None:

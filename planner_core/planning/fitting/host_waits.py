@@ -154,7 +154,7 @@ def _estimate_mesh_s(planner: Planner, mesh: DeviceMesh) -> float:
 
 def _estimate_step_s(planner: Planner, problem: Problem, budget: float) -> float:
     """Return the least that a step is taken to last: the GPU's work and what the host issues, judged by the plan of the least work whose
-    sum of memory is within `budget` bytes.
+    sum of memory is within `budget` bytes; where none is, by the plan of the least memory.
 
     Recomputation issues the kernels of a forward pass once more. Example: a T5 of 2 x 1 000 layers with 8 data and 2 tensor ranks takes
     17.9 s without, where 1 410 GiB are too many, and 23.0 s with it.
@@ -165,8 +165,10 @@ def _estimate_step_s(planner: Planner, problem: Problem, budget: float) -> float
     assignment, bound = rough, rough.bound
     if memory_bytes(rough) > budget:
         answer = search_within_budget(problem, budget=budget, limits=SearchLimits(prove=False))
-        if answer.assignment is not None:  # else no sum is within the budget, and a peak that is may be rare
+        if answer.assignment is not None:
             assignment, bound = answer.assignment, answer.bound
+        elif answer.smallest is not None:  # no sum is within the budget, and a plan whose peak is holds hardly more than this one
+            assignment = answer.smallest
     host = host_seconds(make_block_plans(problem, assignment), planner.graph, problem.model)
     return max(bound, planner.workload.accumulate * (host.forward + host.backward) + host.step)
 
