@@ -43,7 +43,7 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     stages, stage_remarks = _stage_options(plan)
     # torchtitan may keep gathered weights through backward, but here not beside context ranks, where its reader has no price.
     keeps_weights = plan.pipeline is None and zero_stage(plan) in (1, 2) and layout.data > layout.context == 1
-    differences = [*_rank_remarks(layout), *_state_remarks(plan, layout, keeps_weights), *stage_remarks]
+    differences = [*_state_remarks(plan, layout, keeps_weights), *_rank_remarks(layout), *stage_remarks]
     load = plan.workload
     options = {
         "parallelism.data_parallel_replicate_degree": layout.data // layout.shards,
@@ -173,7 +173,8 @@ def _state_remarks(plan: Plan, layout: TpLayout, keeps_weights: bool) -> list[st
 
 
 def _rank_remarks(layout: TpLayout) -> list[str]:
-    """Remarks on differences of context and expert ranks. `layout` takes over what torchtitan runs."""
+    """Remarks on differences of context and expert ranks. `layout` takes over what torchtitan runs; its shards are those that
+    `_state_remarks` sets, since experts may be dealt out over ranks that shard states alone."""
     remarks = []
     if layout.context > 1 and layout.cp_type != "gather":
         remarks.append(
