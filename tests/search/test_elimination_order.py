@@ -95,3 +95,19 @@ def test_links_of_chains_leave_no_larger_table(seed: int) -> None:
     largest = max(num_entries(scope, sizes) for scope in scopes)
     assert all(sizes[v] * sizes[o] <= largest for v, others in near.items() for o in others)
     assert not any(elimination_order._is_chain_link(v, near, sizes) for v in near if v not in keep)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_fill_is_what_counting_anew_gives(seed: int) -> None:
+    """After each elimination, of every variable that is left."""
+    sizes, scopes = network(seed, 30)
+    neighbours = elimination_order._neighbours(sizes, [*scopes, ("v3", "v9", "v20", "v27")])
+    graph = elimination_order._GraphWithFill.of(sizes, neighbours)
+    for v in random.Random(seed).sample(sorted(sizes), len(sizes)):
+        before = {o: graph.weighted_fill(o) for o in graph.neighbours}
+        changed = graph.eliminate(v)
+        for o, others in graph.neighbours.items():
+            missing = [(a, b) for a, b in itertools.combinations(others, 2) if b not in graph.neighbours[a]]
+            assert graph.fill[o] == sum(graph.bits[a] * graph.bits[b] for a, b in missing)
+            assert o in changed or graph.weighted_fill(o) == before[o]
+    assert not graph.neighbours

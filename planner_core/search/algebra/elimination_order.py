@@ -15,8 +15,9 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
+from itertools import combinations
 
 from planner_core.core import PlannerError, Sentence, named
 
@@ -32,9 +33,7 @@ times smaller."""
 VARIED = (1, 3)
 """The noise on the cost of a variable, as the largest multiple of that cost; the variations take the two values in turn."""
 
-Neighbours = Mapping[str, set[str]]
-Rule = Callable[[str, Neighbours, Mapping[str, int]], float]
-"""What it costs to eliminate a variable next, from its neighbours and the number of states of each. The least is taken."""
+Neighbours = dict[str, set[str]]
 
 
 class TooWide(PlannerError):
@@ -117,16 +116,18 @@ Scopes = tuple[tuple[str, ...], ...]
 @lru_cache(maxsize=512)
 def _smallest_table_order(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> _Order:
     """Return the order by the first rule. Networks of one mesh often differ in their costs only, so it is remembered."""
-    return _greedy(dict(sizes), scopes, keep, _table_size)
+    graph = _Graph(dict(sizes), _neighbours(dict(sizes), scopes))
+    return _greedy(graph, keep, graph.table_entries)
 
 
 @lru_cache(maxsize=512)
 def _orders_by_rules(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> tuple[_Order, ...]:
     """Return the orders by the other rules. They begin with the ends and the links of chains."""
     head, neighbours = _eliminate_chains(dict(sizes), scopes, keep)
-    remaining, pairs = _network_of(neighbours, sizes)
-    by_message = _greedy(remaining, pairs, keep, _message_size)
-    by_fill = _greedy(remaining, pairs, keep, _weighted_fill(remaining), updates_second_neighbours=True)
+    with_fill = _GraphWithFill.of(dict(sizes), neighbours)
+    by_fill = _greedy(with_fill, keep, with_fill.weighted_fill)
+    graph = _Graph(dict(sizes), neighbours)
+    by_message = _greedy(graph, keep, graph.message_entries)
     return head.followed_by(by_message), head.followed_by(by_fill)
 
 
@@ -134,23 +135,24 @@ def _orders_by_rules(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> tup
 def _varied_orders(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> tuple[_Order, ...]:
     """Return the orders by variations of the last rule."""
     head, neighbours = _eliminate_chains(dict(sizes), scopes, keep)
-    remaining, pairs = _network_of(neighbours, sizes)
+    graph = _GraphWithFill.of(dict(sizes), neighbours)
     tries = min(max(PAIRS // (1 + sum(len(others) ** 2 for others in neighbours.values())), TRIES[0]), TRIES[1])
-    fill = _weighted_fill(remaining)
-    rules = (_with_noise(fill, seed) for seed in range(tries))
-    return tuple(
-        head.followed_by(_greedy(remaining, pairs, keep, rule, updates_second_neighbours=True)) for rule in rules
-    )
+    return tuple(head.followed_by(_order_with_noise(graph.copy(), keep, seed)) for seed in range(tries))
 
 
-def _network_of(neighbours: Neighbours, sizes: Sizes) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Return the sizes of the variables that have `neighbours`, and the pairs of neighbours."""
-    return {v: n for v, n in sizes if v in neighbours}, [(v, o) for v, others in neighbours.items() for o in others]
+def _order_with_noise(graph: _GraphWithFill, keep: tuple[str, ...], seed: int) -> _Order:
+    """Return the order by the last rule, with a cost of each variable that is raised by chance."""
+    most = VARIED[seed % 2]
+    return _greedy(graph, keep, lambda v: graph.weighted_fill(v) * (1 + most * _chance(seed, v)))
 
 
-def _eliminate_chains(
-    sizes: Mapping[str, int], scopes: Scopes, keep: tuple[str, ...]
-) -> tuple[_Order, dict[str, set[str]]]:
+@lru_cache(maxsize=65_536)
+def _chance(seed: int, v: str) -> float:
+    """Return a number below 1 that follows from the seed and the name alone, so that every run and every machine finds the same order."""
+    return random.Random(f"{seed} {v}").random()
+
+
+def _eliminate_chains(sizes: Mapping[str, int], scopes: Scopes, keep: tuple[str, ...]) -> tuple[_Order, Neighbours]:
     """Return an order of the ends and the links of chains (`_is_chain_link`), and the neighbours of all variables that are left.
 
     They go in rounds. Of two neighbours one goes in a round, so that equal links of a chain give equal tables (see `units.reduction`).
@@ -187,19 +189,91 @@ def _is_chain_link(v: str, neighbours: Neighbours, sizes: Mapping[str, int]) -> 
     return len(more) == 1 and (more[0] in neighbours[a] or sizes[v] >= min(sizes[o] for o in others))
 
 
-def _greedy(
-    sizes: Mapping[str, int],
-    scopes: Iterable[Sequence[str]],
-    keep: Iterable[str],
-    rule: Rule,
-    updates_second_neighbours: bool = False,
-) -> _Order:
-    """Return the order in which the next variable is always the one of least cost by a rule.
+class _Graph:
+    """The variables that are left, with the number of states of each and those with which it stands in a table."""
 
-    `updates_second_neighbours`: the cost of a variable also changes when two of its neighbours meet.
+    def __init__(self, sizes: Mapping[str, int], neighbours: Neighbours) -> None:
+        self.sizes, self.neighbours = sizes, neighbours
+
+    def table_entries(self, v: str) -> float:
+        """Return the entries of the table that is formed where a variable goes."""
+        return num_entries((v, *self.neighbours[v]), self.sizes)
+
+    def message_entries(self, v: str) -> float:
+        """Return the entries of the table that remains."""
+        return num_entries(self.neighbours[v], self.sizes)
+
+    def eliminate(self, v: str) -> set[str]:
+        """Take a variable out, and make its neighbours meet. Returns those whose neighbours changed."""
+        others = self.neighbours.pop(v)
+        for o in others:
+            self.neighbours[o] = (self.neighbours[o] | others) - {o, v}
+        return others
+
+
+class _GraphWithFill(_Graph):
+    """A graph that knows of each variable the pairs of its neighbours that do not meet (`fill`), each weighted with its bits.
+
+    Example: c meets x, y and z, of 2, 3 and 4 bits, and x meets y. The pairs (x, z) and (y, z) are missing, so the fill of c is
+    2 * 4 + 3 * 4 = 20. As x and z meet it falls to 12, and nothing else of c is counted again.
     """
-    neighbours, kept_variables = _neighbours(sizes, scopes), set(keep)
-    cost = {v: rule(v, neighbours, sizes) for v in sizes if v not in kept_variables}
+
+    def __init__(self, sizes: Mapping[str, int], neighbours: Neighbours, bits: Mapping[str, int], fill: dict[str, int]):
+        super().__init__(sizes, neighbours)
+        self.bits, self.fill = bits, fill
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int], neighbours: Neighbours) -> _GraphWithFill:
+        """Return a graph with its fill. It has neighbours of its own."""
+        # Whole numbers (of thousandths of a bit) add up to the same in any order.
+        graph = cls(sizes, neighbours, {v: round(1000 * math.log2(sizes[v])) for v in neighbours}, {}).copy()
+        for v, others in neighbours.items():
+            missing = (graph.bits[a] * (graph.bits_of(others - neighbours[a]) - graph.bits[a]) for a in others)
+            graph.fill[v] = sum(missing) // 2  # each pair was counted from both ends
+        return graph
+
+    def copy(self) -> _GraphWithFill:
+        """Return a graph that can be changed without this one."""
+        neighbours = {v: set(others) for v, others in self.neighbours.items()}
+        return _GraphWithFill(self.sizes, neighbours, self.bits, dict(self.fill))
+
+    def bits_of(self, variables: Iterable[str]) -> int:
+        """Return the bits of all these variables."""
+        return sum(map(self.bits.__getitem__, variables))
+
+    def weighted_fill(self, v: str) -> float:
+        """Return the fill, in bits squared; of equal ones the smallest table has the least."""
+        return self.fill[v] / 1e6 + 1e-9 * self.table_entries(v)
+
+    def eliminate(self, v: str) -> set[str]:
+        """Take a variable out, and make its neighbours meet. Returns those whose neighbours or whose fill changed."""
+        others = self.neighbours.pop(v)
+        for o in others:
+            self.neighbours[o].discard(v)
+            self.fill[o] -= self.bits[v] * self.bits_of(self.neighbours[o] - others)
+        changed = set(others)
+        for a, b in combinations(others, 2):
+            if b not in self.neighbours[a]:
+                changed |= self._connect(a, b)
+        return changed
+
+    def _connect(self, a: str, b: str) -> set[str]:
+        """Make two variables meet. Returns the neighbours that both have."""
+        of_a, of_b, bits = self.neighbours[a], self.neighbours[b], self.bits
+        common = of_a & of_b
+        for v in common:
+            self.fill[v] -= bits[a] * bits[b]
+        self.fill[a] += bits[b] * self.bits_of(of_a - of_b)
+        self.fill[b] += bits[a] * self.bits_of(of_b - of_a)
+        of_a.add(b)
+        of_b.add(a)
+        return common
+
+
+def _greedy(graph: _Graph, keep: Iterable[str], cost_of: Callable[[str], float]) -> _Order:
+    """Return the order in which the next variable is always the one of least cost. No variable of the graph is left but `keep`."""
+    kept = set(keep)
+    cost = {v: cost_of(v) for v in graph.neighbours if v not in kept}
     queue = [(c, v) for v, c in cost.items()]  # old costs stay, and are passed over
     heapify(queue)
     sequence, total, largest = [], 0.0, 0.0
@@ -210,15 +284,11 @@ def _greedy(
             continue
         del cost[v]
         sequence.append(v)
-        others = neighbours.pop(v)
-        table = num_entries((v, *others), sizes)
+        table = graph.table_entries(v)
         total, largest = total + table, max(largest, table)
-        for o in others:
-            neighbours[o] = (neighbours[o] | others) - {o, v}
-        changed = others.union(*(neighbours[o] for o in others)) if updates_second_neighbours else others
-        for o in changed:
+        for o in graph.eliminate(v):
             if o in cost:
-                cost[o] = rule(o, neighbours, sizes)
+                cost[o] = cost_of(o)
                 heappush(queue, (cost[o], o))
     return _Order(tuple(sequence), total, largest)
 
@@ -232,37 +302,3 @@ def _neighbours(sizes: Mapping[str, int], scopes: Iterable[Sequence[str]]) -> di
     for v, others in neighbours.items():
         others.discard(v)
     return neighbours
-
-
-def _table_size(v: str, neighbours: Neighbours, sizes: Mapping[str, int]) -> float:
-    """Return the entries of the table that is formed."""
-    return num_entries((v, *neighbours[v]), sizes)
-
-
-def _message_size(v: str, neighbours: Neighbours, sizes: Mapping[str, int]) -> float:
-    """Return the entries of the table that remains."""
-    return num_entries(neighbours[v], sizes)
-
-
-def _weighted_fill(sizes: Mapping[str, int]) -> Rule:
-    """Return the pairs of variables that did not meet before, each weighted with its bits; of equal ones the smallest table."""
-    bits = {v: round(1000 * math.log2(n)) for v, n in sizes.items()}  # whole numbers add up to the same in any order
-
-    def rule(v: str, neighbours: Neighbours, sizes: Mapping[str, int]) -> float:
-        others, twice_fill = neighbours[v], 0
-        for a in others:
-            unconnected = others - neighbours[a]  # and `a` itself
-            if len(unconnected) > 1:
-                twice_fill += bits[a] * (sum(map(bits.__getitem__, unconnected)) - bits[a])
-        # Each missing pair is counted from both ends, and bits are in thousandths: 2 * 1000 * 1000 gives bits squared.
-        # The small term only decides between variables of equal fill.
-        return twice_fill / 2e6 + 1e-9 * _table_size(v, neighbours, sizes)
-
-    return rule
-
-
-def _with_noise(rule: Rule, seed: int) -> Rule:
-    """Return the rule, with a cost of each variable that is raised by chance."""
-    # Chance follows from the seed and the name alone, so every run and every machine finds the same order.
-    chance = cache(lambda v: random.Random(f"{seed} {v}").random())
-    return lambda v, neighbours, sizes: rule(v, neighbours, sizes) * (1 + VARIED[seed % 2] * chance(v))
