@@ -14,10 +14,10 @@ from planner_core.models import has_own_inputs, load_model, pad_vocabulary, with
 from planner_core.ops import CoarseGraph, coarsen
 from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.methods import FREE, METHODS, TOOLS, parse_layout
-from planner_core.planning.pipeline import compare_methods, note_default_sizes, plan_model
+from planner_core.planning.pipeline import compare_methods, plan_model
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.pricing import PricedRun, Pricer, Setup, Statement, price_statement
-from planner_core.planning.request import Progress, Request, with_default_batch
+from planner_core.planning.request import Progress, Request, note_default_sizes, with_default_batch
 from planner_core.planning.result import Result
 
 ClusterLike = str | Path | Mapping[str, Any] | Cluster

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from planner_core.core import (
-    STANDIN_LOSS,
     Graph,
     NoPlanFits,
     Note,
@@ -24,10 +23,6 @@ from planner_core.core import (
     Plan,
     PlannerError,
     Sentence,
-    Shard,
-    Value,
-    Workload,
-    named,
     slow_dtype_notes,
 )
 from planner_core.models import has_own_inputs
@@ -53,6 +48,7 @@ from planner_core.planning.fitting.shortage import (
     note_small_batch,
     note_uncounted_memory,
     note_uneven_vocabulary,
+    note_whole_batch,
     states_can_fit,
 )
 from planner_core.planning.fitting.simpler import leads_by_simplicity, prefer_simpler, without_simpler
@@ -60,9 +56,15 @@ from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third
 from planner_core.planning.methods import BASELINES, EXACT, METHODS, Method, note_schedule, parse_layout, tool_spaces
 from planner_core.planning.methods.registry import note_compared_workload
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, replace_request
-from planner_core.planning.request import THOROUGH, Progress, Request, rare_collections
+from planner_core.planning.request import THOROUGH, Progress, Request, note_default_sizes, rare_collections
 from planner_core.planning.result import Result
-from planner_core.planning.stages import STAGED_NAMES, StagedPlan, find_staged_plans, may_use_stages
+from planner_core.planning.stages import (
+    STAGED_NAMES,
+    StagedPlan,
+    find_first_staged_plan,
+    find_staged_plans,
+    may_use_stages,
+)
 from planner_core.planning.stages.answer import limit_gap_to_one_stage
 from planner_core.search import OBJECTIVES, TIE
 
@@ -85,7 +87,7 @@ class Draft:
     planners: Mapping[int, Planner] = field(default_factory=dict)
     """By the samples of a global micro-batch: the planner of each baseline with another number of micro-batches."""
     staged: tuple[StagedPlan, ...] = ()
-    """The best plan with pipeline stages, if it is quicker than the chosen one, and the best of those that Megatron-LM can be told."""
+    """The best plan with pipeline stages, if it is quicker than the chosen one, after the best of those that Megatron-LM can be told."""
 
     @property
     def for_tool(self) -> bool:
@@ -98,6 +100,8 @@ class Draft:
         return keep_micro_batch_size(self.request, self.usual)
 
 
+FIRST_STAGES, STAGES = "first stages", "stages"
+"""The passes that search stages, for a first answer and to the end, in `Result.reasons`."""
 Pass = Callable[[Draft], tuple[Draft, str]]
 """One step from a request to its result: the draft with what the pass found, and the reason for what it chose."""
 
@@ -196,36 +200,6 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
     return replace(draft, usual=usual, planners=bare_planners), f"{len(usual)} baselines have a plan"
 
 
-def note_whole_batch(plan: Plan, graph: Graph) -> tuple[str, ...]:
-    """Return a sentence about a model without a loss of its own whose plan gives an operator the samples of all ranks.
-
-    A loss is one number, whoever computes it. Any other result would be that of all samples, where the caller brought a rank's own, so a
-    run refuses such a call (`runtime.bound_call`). Example: an embedding that is split by its width looks up the tokens of all ranks.
-    """
-    if graph.loss != STANDIN_LOSS or plan.pipeline is not None:
-        return ()
-    axes = [a for a in plan.data_axes if plan.mesh.axis_sizes[a] > 1]
-    samples = {v for v, x in enumerate(graph.top.values) if x.kind == "constant" and x.name and _has_samples(x, graph)}
-    sites = plan.blocks[""].sites
-    whole = [
-        op.name
-        for op in graph.top.ops
-        for v, edge in zip(op.inputs, sites[op.name].inputs, strict=True)
-        if v in samples and any(edge.dst.forward[a] != Shard(0) for a in axes)
-    ]
-    if not whole:
-        return ()
-    return (
-        f"{whole[0]} takes the samples of all ranks, and the model returns no loss: call it with the whole batch on every rank "
-        "(global_batch=True), or let forward compute the loss",
-    )
-
-
-def _has_samples(value: Value, graph: Graph) -> bool:
-    """Return whether an input has the samples of the planned batch in its first dim. A buffer of the same length is not an input."""
-    return value.meta.shape[:1] == (graph.workload["batch"],) and not value.is_buffer
-
-
 def take_better_baseline(draft: Draft) -> tuple[Draft, str]:
     """Choose a baseline that is better than what an unproven search found."""
     zero_stages = draft.request.zero_stages
@@ -313,17 +287,13 @@ def _note_sizes_of_request(asked: Request, source: GraphSource, planner: Planner
     return note_default_sizes(planner.workload, planner.cluster.num_gpus, batch=batch, seq=seq)
 
 
-def note_default_sizes(work: Workload, num_gpus: int, *, batch: bool, seq: bool) -> tuple[Note, ...]:
-    """Note the samples of a step and the tokens of a sample, those of the two that are assumed."""
-    seq = seq and work.seq > 1  # an image has no tokens
-    if not (batch or seq):
-        return ()
-    size = f"{work.batch:,} samples a step" if batch else f"{work.seq:,} tokens a sample"
-    tokens = f" of {work.seq:,} tokens" if batch and seq else ""
-    default = f"{size}{tokens} are assumed, the default{f' on {num_gpus:,} GPUs' if batch else ''}; "
-    names = [*([named("batch")] if batch else []), *([named("seq")] if seq else [])]
-    others = " state other numbers" if batch and seq else " states another number"
-    return (Note(Sentence(default, Sentence.from_list(" and ", names), others), NoteKind.DEFAULT_BATCH),)
+def add_first_stages(draft: Draft) -> tuple[Draft, str]:
+    """Search a moment for a plan with pipeline stages, for an answer before `search_stages`: where stages are much quicker than the chosen
+    plan, as on slow links, that plan is no answer."""
+    first = find_first_staged_plan(draft.request, draft.chosen, draft.say, draft.source, draft.planner)
+    if first is None:
+        return draft, "a moment's search finds no stages that are much quicker"
+    return replace(draft, staged=(first,)), "stages are much quicker"
 
 
 def search_stages(draft: Draft) -> tuple[Draft, str]:
@@ -338,7 +308,7 @@ def search_stages(draft: Draft) -> tuple[Draft, str]:
     return replace(draft, staged=staged), found
 
 
-FIRST_PASSES: Mapping[str, Pass] = {
+ONE_STAGE_PASSES: Mapping[str, Pass] = {
     "proof": close_gap,
     "third axis": add_third_axis,
     "baselines": add_baselines,
@@ -348,10 +318,12 @@ FIRST_PASSES: Mapping[str, Pass] = {
     "least wait": lead_with_least_wait,
     "notes": add_notes,
 }
-"""What follows the first plan, in order. What changes the chosen plan stands before the baselines, which are compared with it."""
-PASSES: Mapping[str, Pass] = {**FIRST_PASSES, "stages": search_stages}
-"""The whole way of a request. Stages stand last since their search starts from the best plan of one stage and takes the longest: the
-page shows the answer of `FIRST_PASSES`, and calls `add_stages` behind it."""
+"""What follows the first plan of one stage, in order. What changes the chosen plan stands before the baselines, which are compared with
+it."""
+FIRST_PASSES: Mapping[str, Pass] = {**ONE_STAGE_PASSES, FIRST_STAGES: add_first_stages}
+"""The passes of an answer to which `add_stages` and `prove` add: that of the page."""
+PASSES: Mapping[str, Pass] = {**ONE_STAGE_PASSES, STAGES: search_stages}
+"""The whole way of a request. Stages stand last since their search starts from the best plan of one stage and takes the longest."""
 
 
 @rare_collections()
@@ -366,9 +338,9 @@ def plan_model(
     """Find the best plan of a request, then run the passes behind it.
 
     `like`: an earlier planner of the same model, whose graphs serve again. `show_first` gets the first plan on meshes of two axes,
-    with its bound, before proofs and the passes that take most of the time. `passes`: none for a caller that reads the
-    best plan only. No pass changes the best plan of another method than the exact search, and for T5-large the passes take half of
-    TAP's time.
+    with its bound, or one with stages that is much quicker, before proofs and the passes that take most of the time. `passes`: none for
+    a caller that reads the best plan only. No pass changes the best plan of another method than the exact search, and for T5-large the
+    passes take half of TAP's time.
 
     Raises PlannerError (see `core.errors`) for all that a user can get wrong, and NoPlanFits if no plan fits the memory budget
     that the user gave.
@@ -376,8 +348,14 @@ def plan_model(
     start = time.perf_counter()
     request = request.with_tool_software()
     first = request if show_first is None else replace(request, prove=False)
-    show = show_first or (lambda plan: None)
-    draft = replace(choose_step(first, graph, progress or (lambda text: None), like, show), request=request)
+    say = progress or (lambda text: None)
+
+    def show(plan: Plan) -> None:
+        if show_first is not None:
+            staged = find_first_staged_plan(request, plan, say, graph)
+            show_first(staged.plan if staged else plan)
+
+    draft = replace(choose_step(first, graph, say, like, show), request=request)
     for name, apply_pass in passes.items():
         draft, reason = apply_pass(draft)
         draft = replace(draft, reasons={**draft.reasons, name: reason})
@@ -403,21 +381,27 @@ def plan_model(
 
 
 def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Result:
-    """Return the result with plans with stages as its last ones, and with the planners of their numbers of micro-batches."""
+    """Return the result with plans with stages as its last ones, in place of those before, and with the planners of their numbers of
+    micro-batches."""
     added = tuple(staged)
-    if added:  # "at most 15 % above the best there is" would be untrue beside a plan of a quarter of its step
+    plans = [plan for plan in result.plans if plan.name not in STAGED_NAMES]
+    if (
+        added and result.staged is None
+    ):  # "at most 15 % above the best there is" would be untrue beside a plan of a quarter of its step
         # Nor does "does not fit" hold of an answer that fits: it stands with the plan of one stage, whose note it is.
         unfit_notes = result.searched.notes if not result.searched.fits else ()
-        notes = tuple(note for note in result.notes if note not in unfit_notes)
-        corners = [plan for plan in result.plans if is_trade_off(plan)]
-        unbeaten = leave_out_beaten(corners, [plan for plan, _ in added])
+        result = replace(result, notes=tuple(note for note in result.notes if note not in unfit_notes))
+        plans = [limit_gap_to_one_stage(plan) for plan in plans]
+    if STAGES in result.reasons:
         # The corners that are left keep their numbers: somebody may look at one already.
-        shown = (limit_gap_to_one_stage(plan) for plan in result.plans if plan not in corners or plan in unbeaten)
-        result = replace(result, plans=tuple(shown), notes=notes)
+        corners = [plan for plan in plans if is_trade_off(plan)]
+        unbeaten = leave_out_beaten(corners, [plan for plan, _ in added])
+        plans = [plan for plan in plans if plan not in corners or plan in unbeaten]
+    result = replace(result, plans=tuple(plans))
     for plan, planner in added:
         samples = plan.graph_batch
-        known = {result.planner.workload.graph_batch, *result.planners}
-        planners = result.planners if samples in known else {**result.planners, samples: planner.changed()}
+        sizes = {result.planner.workload.graph_batch, *result.planners}
+        planners = result.planners if samples in sizes else {**result.planners, samples: planner.changed()}
         result = replace(result, plans=(*result.plans, plan), planners=planners)
     return result
 
@@ -425,12 +409,14 @@ def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Re
 @rare_collections()
 def add_stages(result: Result, progress: Progress | None = None) -> Result:
     """Run the pass that `FIRST_PASSES` lack, after the answer: the result with the best plan with stages, if that is quicker."""
-    if "stages" in result.reasons:
+    if STAGES in result.reasons:
         return result
     say = progress or (lambda text: None)
-    draft = Draft(result.asked, result.source, result.planner.separate(), result.searched, say, usual=result.plans)
+    usual = tuple(plan for plan in result.plans if plan.name not in STAGED_NAMES)
+    draft = Draft(result.asked, result.source, result.planner.separate(), result.searched, say, usual=usual)
     draft, reason = search_stages(draft)
-    result = replace(result, reasons={**result.reasons, "stages": reason})
+    reasons = {name: text for name, text in result.reasons.items() if name != FIRST_STAGES}
+    result = replace(result, reasons={**reasons, STAGES: reason})
     return _append_staged(result, ((one.plan, one.planner) for one in draft.staged))
 
 
@@ -444,14 +430,15 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
     if known.optimal or not known.fits:
         return result
     asked = replace(result.asked, prove=True)
-    proven = plan_model(asked, result.source, progress, result.planner.separate(), passes=FIRST_PASSES)
+    proven = plan_model(asked, result.source, progress, result.planner.separate(), passes=ONE_STAGE_PASSES)
     if not _is_no_worse(proven.searched, known):
         # A simpler plan that leads has the bound of the one behind it.
         leading = 2 if leads_by_simplicity(result.best) else 1
         raised = [note_gap_with_waits(_raise_bound(plan, proven.searched)) for plan in result.plans[:leading]]
         return replace(result, plans=(*raised, *result.plans[leading:]))
-    if "stages" in result.reasons:  # their search does not depend on a proof, so what it found stands
-        proven = replace(proven, reasons={**proven.reasons, "stages": result.reasons["stages"]})
+    # The searches of stages do not depend on a proof, so what they found stands.
+    kept = {name: reason for name, reason in result.reasons.items() if name in (FIRST_STAGES, STAGES)}
+    proven = replace(proven, reasons={**proven.reasons, **kept})
     staged = (p for p in result.plans if p.name in STAGED_NAMES)
     quicker = [p for p in staged if p.cost.step_time_s < proven.searched.cost.step_time_s]
     return _append_staged(proven, ((plan, result.of_plan(plan).planner) for plan in quicker))

@@ -16,6 +16,9 @@ from planner_core.core import (
     ZERO,
     Cluster,
     InputError,
+    Note,
+    NoteKind,
+    Sentence,
     Software,
     Workload,
     check_options,
@@ -210,3 +213,16 @@ class Clock:
         if self._inside:
             self.seconds[self._inside[-1]] += now - self._since
         self._since = now
+
+
+def note_default_sizes(work: Workload, num_gpus: int, *, batch: bool, seq: bool) -> tuple[Note, ...]:
+    """Note the samples of a step and the tokens of a sample, those of the two that are assumed."""
+    seq = seq and work.seq > 1  # an image has no tokens
+    if not (batch or seq):
+        return ()
+    size = f"{work.batch:,} samples a step" if batch else f"{work.seq:,} tokens a sample"
+    tokens = f" of {work.seq:,} tokens" if batch and seq else ""
+    default = f"{size}{tokens} are assumed, the default{f' on {num_gpus:,} GPUs' if batch else ''}; "
+    names = [*([named("batch")] if batch else []), *([named("seq")] if seq else [])]
+    others = " state other numbers" if batch and seq else " states another number"
+    return (Note(Sentence(default, Sentence.from_list(" and ", names), others), NoteKind.DEFAULT_BATCH),)

@@ -16,8 +16,7 @@ from planner_core.core import Pipeline, StageCost
 from planner_core.cost import in_flight_at_once, simulated_pipeline
 from planner_core.planning import prepare_planner
 from planner_core.planning.request import Request
-from planner_core.planning.stages import search
-from planner_core.planning.stages.degrees import PipelineDegrees
+from planner_core.planning.stages.degrees import Breadth, PipelineDegrees
 from planner_core.planning.stages.rank_bound import PRECISION, RankBound
 from planner_core.planning.stages.search import _StageSearch
 
@@ -180,12 +179,11 @@ def test_plans_of_all_degrees_are_above_and_memory_raises_it(tmp_path: Path) -> 
     assert raised == len(degrees)
 
 
-def test_no_whole_model_is_searched_beyond_those_that_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_whole_model_is_searched_beyond_those_that_may_be() -> None:
     """A bound takes a network of the whole model. Of 18 of EXAONE-4 32B on 16 GPUs, 8 belonged to degrees that were skipped after it."""
-    monkeypatch.setattr(search, "MAX_SEARCHED", 1)
-    monkeypatch.setattr(search, "MAX_BOUNDED", 3)
     asked = Request("llama-3-8b", cluster="1x8-h100", batch=64, seq=2048, layers=8, recompute="auto", accumulate=1)
-    stages = _StageSearch(prepare_planner(asked), lambda text: None, None, None)
+    few = (Breadth(bounded=3, searched=1, failures=5),)
+    stages = _StageSearch(prepare_planner(asked), lambda text: None, None, None, few)
     stages.run()
     assert stages.best is not None
     # Another place of the pipeline's axis is searched with the best degrees; one node has one place.

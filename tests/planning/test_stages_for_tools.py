@@ -17,7 +17,7 @@ from planner_core.planning.pipeline import PASSES, _append_staged
 from planner_core.planning.planner import Planner
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.stages import STAGES_PLAN_NAME, STOCK_PLAN_NAME, answer, search_stages
-from planner_core.planning.stages.degrees import PipelineDegrees, list_degrees
+from planner_core.planning.stages.degrees import WHOLE_SEARCH, PipelineDegrees, list_degrees
 from planner_core.planning.stages.search import _StageSearch
 from planner_core.planning.stages.tool_forms import FORMS, Inner
 
@@ -166,6 +166,8 @@ def test_the_gap_of_a_plan_of_one_stage_is_not_to_the_best_of_all() -> None:
     added = add_stages(unproven)
     assert added.staged is not None
     assert str(added.best.notes[0]) == f"{gap}, of one pipeline stage" and unproven.best.notes == (gap,)
+    # The whole search follows a first answer that says so already.
+    assert _append_staged(added, [(added.staged, added.planner)]).best.notes == added.best.notes
 
 
 def test_degrees_as_layouts() -> None:
@@ -210,5 +212,5 @@ def test_expert_ranks_of_stages_are_found_beside_a_plan_of_one_stage() -> None:
     search.below_s = 6.15
     degrees = [d for d in search.degrees if d.inner == Inner.EXPERT and d.tensor == 8 and d.ranks <= 4]
     search.find_micro_batches(degrees)
-    search.search_promising(degrees)
+    search.search_promising(degrees, WHOLE_SEARCH[-1])
     assert search.best is not None and search.best[0].fits and search.best[0].cost.step_time_s < 6

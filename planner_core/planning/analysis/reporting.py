@@ -265,10 +265,10 @@ def first_plan_text(plan: Plan, request: Request) -> str:
     }
     *first, last = (name for name, runs in passes.items() if runs)
     following = f"{', '.join(first)} and {last} follow" if first else f"{last} follow"
-    return (
-        f"first plan: {describe_arrangement(plan)}, {format_seconds(plan.cost.step_time_s)} a step, {format_peak_gib(plan)} GiB a GPU, "
-        f"{_describe_proof(plan, request)}; {following}"
-    )
+    step = f"{format_seconds(plan.cost.step_time_s)} a step, {format_peak_gib(plan)} GiB a GPU, {_describe_proof(plan, request)}"
+    if plan.pipeline is not None:  # its first note compares its step with that of one stage
+        step = f"{format_peak_gib(plan)} GiB a GPU, {plan.notes[0]}"
+    return f"first plan: {describe_arrangement(plan)}, {step}; {following}"
 
 
 def describe_proof_scope(request: Request) -> str:

@@ -13,6 +13,7 @@ from functools import partial
 
 from planner_core.core import (
     ITEM_BYTES,
+    STANDIN_LOSS,
     DeviceMesh,
     Graph,
     NoPlanFits,
@@ -353,6 +354,36 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem, bo
     shortage = replace(first, sentence=Sentence("does not fit: ", first.sentence))
     known = bound if bound < float("inf") else None
     return replace(plan, fits=False, optimal=False, bound=known, notes=(shortage, *rest))
+
+
+def note_whole_batch(plan: Plan, graph: Graph) -> tuple[str, ...]:
+    """Return a sentence about a model without a loss of its own whose plan gives an operator the samples of all ranks.
+
+    A loss is one number, whoever computes it. Any other result would be that of all samples, where the caller brought a rank's own, so a
+    run refuses such a call (`runtime.bound_call`). Example: an embedding that is split by its width looks up the tokens of all ranks.
+    """
+    if graph.loss != STANDIN_LOSS or plan.pipeline is not None:
+        return ()
+    axes = [a for a in plan.data_axes if plan.mesh.axis_sizes[a] > 1]
+    samples = {v for v, x in enumerate(graph.top.values) if x.kind == "constant" and x.name and _has_samples(x, graph)}
+    sites = plan.blocks[""].sites
+    whole = [
+        op.name
+        for op in graph.top.ops
+        for v, edge in zip(op.inputs, sites[op.name].inputs, strict=True)
+        if v in samples and any(edge.dst.forward[a] != Shard(0) for a in axes)
+    ]
+    if not whole:
+        return ()
+    return (
+        f"{whole[0]} takes the samples of all ranks, and the model returns no loss: call it with the whole batch on every rank "
+        "(global_batch=True), or let forward compute the loss",
+    )
+
+
+def _has_samples(value: Value, graph: Graph) -> bool:
+    """Return whether an input has the samples of the planned batch in its first dim. A buffer of the same length is not an input."""
+    return value.meta.shape[:1] == (graph.workload["batch"],) and not value.is_buffer
 
 
 def note_uncounted_memory(plan: Plan, graph: Graph) -> tuple[str, ...]:

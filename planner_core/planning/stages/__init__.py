@@ -12,7 +12,13 @@ answer   the best plan beside that of one stage, and beside that of a stock tool
 trace    the simulated step, one row for each rank
 """
 
-from planner_core.planning.stages.answer import STAGED_NAMES, STOCK_PLAN_NAME, find_staged_plans, may_use_stages
+from planner_core.planning.stages.answer import (
+    STAGED_NAMES,
+    STOCK_PLAN_NAME,
+    find_first_staged_plan,
+    find_staged_plans,
+    may_use_stages,
+)
 from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
 from planner_core.planning.stages.search import StagedPlan, search_stages
 from planner_core.planning.stages.trace import stage_trace

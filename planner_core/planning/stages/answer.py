@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from planner_core.core import Cluster, Graph, InputError, Note, NoteKind, Plan, Sentence, time_amount
+from planner_core.core import (
+    Cluster,
+    Graph,
+    InputError,
+    Note,
+    NoteKind,
+    Plan,
+    PlannerError,
+    Sentence,
+    load_cluster,
+    time_amount,
+)
 from planner_core.models import has_own_inputs
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.methods import BASELINES, EXACT, megatron_fault, tool_term
 from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
+from planner_core.planning.stages.degrees import FIRST_SEARCH, WHOLE_SEARCH, Breadth
+from planner_core.planning.stages.estimates import least_compute_s
 from planner_core.planning.stages.search import StagedPlan, find_smallest_stages, search_stages
 from planner_core.planning.stages.tool_forms import FORMS
 from planner_core.search import describe_excess
@@ -39,6 +53,24 @@ def find_staged_plans(
     if staged := _list_staged_plans(request, chosen, say, source, like):
         return staged, "stages are quicker"
     return (), why_no_stages(chosen, shown) + _describe_smallest_stages(request, chosen, say, source, like)
+
+
+def find_first_staged_plan(
+    request: Request,
+    chosen: Plan,
+    say: Progress = lambda text: None,
+    source: GraphSource = None,
+    like: Planner | None = None,
+) -> StagedPlan | None:
+    """Find a plan with stages for a first answer, by a search of about a second; None unless it is much quicker than the `chosen` plan."""
+    # Stages share compute evenly at best, so most plans need no search.
+    if chosen.fits and least_compute_s(chosen) * FIRST_SEARCH[-1].least_gain >= chosen.cost.step_time_s:
+        return None
+    if may_use_stages(request, load_cluster(request.cluster), source):
+        with suppress(PlannerError):  # the answer of one stage stands without it
+            if staged := _find_staged_plan(request, chosen, say, source, like, FIRST_SEARCH):
+                return _add_notes(staged, chosen, request.bounding_tool)
+    return None
 
 
 def _list_staged_plans(
@@ -120,11 +152,18 @@ def may_use_stages(request: Request, cluster: Cluster, source: GraphSource = Non
 
 
 def _find_staged_plan(
-    request: Request, chosen: Plan, say: Progress, source: GraphSource, like: Planner | None
+    request: Request,
+    chosen: Plan,
+    say: Progress,
+    source: GraphSource,
+    like: Planner | None,
+    breadths: Sequence[Breadth] = WHOLE_SEARCH,
 ) -> StagedPlan | None:
     """Find the best plan with stages that the request's tool can be told; None unless it is quicker than the `chosen` plan."""
     prepared = _prepare_search(request, chosen, source, like)
-    return search_stages(prepared[0], say, prepared[1], known=chosen if chosen.fits else None) if prepared else None
+    if prepared is None:
+        return None
+    return search_stages(prepared[0], say, prepared[1], chosen if chosen.fits else None, breadths)
 
 
 def _prepare_search(

@@ -23,6 +23,9 @@ from planner_core.planning.stages.tool_forms import Inner, ToolForm
 
 MIN_ACTIVATION_SHARE, RECOMPUTE_OVERHEAD = 0.04, 0.33
 """The least share of activations under recomputation, and the most that it adds to a step."""
+COMPUTE_SHARE, COMPUTE_SHARE_WITHOUT_RECOMPUTE = 0.85, 0.75
+"""The least compute of other degrees, as a share of that of the plan of one stage: products have other shapes, and that plan may
+compute its forward pass twice."""
 FORWARD_SHARE = 1 / 3
 """The forward's share of a micro-batch: the backward of a product has two products."""
 
@@ -148,3 +151,9 @@ def least_host_s(planner: Planner, plan: Plan) -> tuple[float, float]:
     software."""
     one, two = (least_host_seconds(planner.graph, cost_model_of(plan), n) for n in (1, 2))
     return two - one, 2 * one - two
+
+
+def least_compute_s(plan: Plan) -> float:
+    """Return the least compute of a step that degrees of stages are taken to have beside a plan of one stage."""
+    without_recompute = COMPUTE_SHARE_WITHOUT_RECOMPUTE if plan.workload["recompute"] != "none" else 1.0
+    return COMPUTE_SHARE * without_recompute * plan.cost.gpu_compute_s

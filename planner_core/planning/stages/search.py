@@ -42,18 +42,22 @@ from planner_core.core import (
     Plan,
     Sentence,
 )
-from planner_core.cost import (
-    Component,
-    ops_at_the_ends,
-)
+from planner_core.cost import Component, ops_at_the_ends
 from planner_core.planning.fitting.shortage import states_can_fit
 from planner_core.planning.methods import list_switches
 from planner_core.planning.methods.legality import unsearchable_faults
 from planner_core.planning.planner import Planner, prepare_planner, with_recompute, with_zero
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.stages.cuts import find_cut, plan_of_cut, plan_of_least_memory
-from planner_core.planning.stages.degrees import MICRO_BATCH_SAMPLES, ModelKey, PipelineDegrees, list_degrees
-from planner_core.planning.stages.estimates import DegreeEstimates, least_host_s
+from planner_core.planning.stages.degrees import (
+    MICRO_BATCH_SAMPLES,
+    WHOLE_SEARCH,
+    Breadth,
+    ModelKey,
+    PipelineDegrees,
+    list_degrees,
+)
+from planner_core.planning.stages.estimates import DegreeEstimates, least_compute_s, least_host_s
 from planner_core.planning.stages.pieces import CopyPolicy, RangeCosts, policy_from_plan
 from planner_core.planning.stages.rank_bound import RankBound, rank_bound
 from planner_core.planning.stages.tool_forms import FORMS, MOST_ZERO_OF_TOOLS
@@ -64,10 +68,6 @@ from planner_core.search.network import Problem
 ZERO_STAGES = (1, 2, 3)
 """The ZeRO stages of plans with stages. Stage 2 scatters gradients and stage 3 gathers weights in every micro-batch, and stages need
 many micro-batches. So a higher one is searched only where the one before leaves too little memory for activations."""
-MAX_BOUNDED, MAX_SEARCHED, MAX_FAILURES = 20, 10, 5
-"""Whole models that are bounded, and of which cuts are searched: beyond as many, only degrees that need no further one are tried. The
-search ends for a ZeRO stage after this many degrees in a row of which no cut was quicker; for a tool, whose policies are few, after as
-many whole models."""
 FEW_RANKS = 4
 """Up to so many ranks, the bound S of all ranks together is mostly above that of each rank."""
 MEMORY_SHARES, POLICY_MEMORY_SHARE = (1.0, 0.35), 0.6
@@ -77,9 +77,6 @@ STRONG_RECOMPUTATIONS = ("selective", "keep-attention", "full")
 MAX_SLOWDOWN = 1.15
 """Degrees are pruned if their estimate is this many times the best step with stages. Estimates are low, so where the best step is that of
 one stage, they are pruned if their estimate is as long."""
-COMPUTE_SHARE, COMPUTE_SHARE_WITHOUT_RECOMPUTE = 0.85, 0.75
-"""The least compute of other degrees, as a share of that of the plan of one stage: products have other shapes, and that plan may
-compute its forward pass twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +93,10 @@ def search_stages(
     say: Progress = lambda text: None,
     load_graph: Callable[[Request], Graph] | None = None,
     known: Plan | None = None,
+    breadths: Sequence[Breadth] = WHOLE_SEARCH,
 ) -> StagedPlan | None:
-    """Return the best plan with stages that fits; None if none is quicker than the `known` plan of one stage."""
-    return _StageSearch(planner, say, load_graph, known).run()
+    """Return the best plan with stages that fits; None if none is quicker than the `known` plan of one stage, by the last of `breadths`."""
+    return _StageSearch(planner, say, load_graph, known, breadths).run()
 
 
 def find_smallest_stages(
@@ -113,7 +111,8 @@ class _StageSearch:
 
     Attributes:
         first: The planner of the request.
-        below_s: The step of the known plan of one stage.
+        breadths: How many degrees are looked at, in one search after the other.
+        below_s: The step that a plan must be below, by the known plan of one stage.
         min_compute_s: The least compute that other degrees are taken to have.
         host_s: The least seconds in which a host issues a micro-batch of the whole model, and what comes once a step.
         form: What the request's tool can be told; None if every plan may be chosen.
@@ -132,16 +131,16 @@ class _StageSearch:
     """
 
     def __init__(
-        self, planner: Planner, say: Progress, load_graph: Callable[[Request], Graph] | None, known: Plan | None
+        self,
+        planner: Planner,
+        say: Progress,
+        load_graph: Callable[[Request], Graph] | None,
+        known: Plan | None,
+        breadths: Sequence[Breadth] = WHOLE_SEARCH,
     ) -> None:
-        self.first, self.say, self.load_graph = planner, say, load_graph
-        self.below_s = known.cost.step_time_s if known else math.inf
-        recomputes = known is not None and known.workload["recompute"] != "none"
-        self.min_compute_s = (
-            COMPUTE_SHARE
-            * (COMPUTE_SHARE_WITHOUT_RECOMPUTE if recomputes else 1.0)
-            * (known.cost.gpu_compute_s if known else 0.0)
-        )
+        self.first, self.say, self.load_graph, self.breadths = planner, say, load_graph, breadths
+        self.below_s = known.cost.step_time_s / breadths[-1].least_gain if known else math.inf
+        self.min_compute_s = least_compute_s(known) if known else 0.0
         self.host_s = least_host_s(planner, known) if known else (0.0, 0.0)
         self.form = FORMS.get(str(planner.request.tool))
         highest = min(planner.workload.zero, MOST_ZERO_OF_TOOLS if self.form else max(ZERO_STAGES))
@@ -170,8 +169,10 @@ class _StageSearch:
             if d.equal_stages_s(self.min_compute_s * d.ranks / d.micro_batches) < self.below_s
             and d.equal_stages_s(self.host_s[0]) + self.host_s[1] / d.ranks < self.below_s
         ]
-        self.find_micro_batches(candidates)
-        self.search_promising(candidates)
+        for breadth in self.breadths:
+            admitted = [d for d in candidates if d.samples in breadth.samples or not breadth.samples]
+            self.find_micro_batches(admitted)
+            self.search_promising(admitted, breadth)
         if self.best is None:
             return None
         plan, planner, _ = self.best
@@ -194,7 +195,8 @@ class _StageSearch:
     def find_micro_batches(self, candidates: list[PipelineDegrees]) -> None:
         """Find what a micro-batch takes, by one search without a budget for all degrees with the same work."""
         first: dict[tuple[int, int, str], PipelineDegrees] = {}
-        for d in sorted(candidates, key=lambda d: -d.ranks):  # the most ranks first: there memory binds least
+        unknown = (d for d in candidates if d.gpu_work not in self.micro_batches)
+        for d in sorted(unknown, key=lambda d: -d.ranks):  # the most ranks first: there memory binds least
             first.setdefault(d.gpu_work, d)
         least, most = min(MICRO_BATCH_SAMPLES), max(MICRO_BATCH_SAMPLES)
         # Seconds and bytes grow nearly linearly with the samples: 0.33, 0.57 and 1.01 s for 1, 2 and 4 of EXAONE-4 32B on four GPUs.
@@ -208,10 +210,10 @@ class _StageSearch:
             elif (quickest := self.unconstrained(d)) is not None:
                 self.micro_batches[d.gpu_work] = quickest
 
-    def search_promising(self, candidates: list[PipelineDegrees]) -> None:
+    def search_promising(self, candidates: list[PipelineDegrees], breadth: Breadth) -> None:
         """Search the candidates, the most promising first, until no other one may be quicker."""
         failures, failed = Counter[int](), dict[int, set[object]]()
-        for d in self.by_promise(candidates, failures):
+        for d in self.by_promise(candidates, failures, breadth):
             if (is_best := self.search_degrees(d)) is not None:
                 failed[d.zero] = set() if is_best else {*failed.get(d.zero, ()), d.whole_model if self.form else d}
                 failures[d.zero] = len(failed[d.zero])
@@ -221,7 +223,7 @@ class _StageSearch:
                 if at != d:
                     self.search_degrees(at)
 
-    def is_hopeless(self, d: PipelineDegrees, failures: Counter[int]) -> bool:
+    def is_hopeless(self, d: PipelineDegrees, failures: Counter[int], breadth: Breadth) -> bool:
         """Return whether a search of these degrees is not begun. `failures`: degrees in a row of which no cut was quicker, by ZeRO
         stage."""
         # Other stages a rank of a whole model that has been searched cost little. Example: the tenth search was that of 8 x 8 tensor
@@ -229,17 +231,19 @@ class _StageSearch:
         # A whole model that does not fit into the memory of all ranks costs no search of cuts.
         searched = {other.whole_model for other, shared_s in self.shared_s.items() if shared_s < math.inf}
         bounded = {**self.model_s, **self.rank_bounds}
-        for known, most in ((bounded, MAX_BOUNDED), (searched, MAX_SEARCHED)):
+        for known, most in ((bounded, breadth.bounded), (searched, breadth.searched)):
             if len(known) >= most and d.whole_model not in known:
                 return True
         # The estimates of ZeRO-2 and 3 miss traffic that compute does not hide, so failures there must not end the search of ZeRO-1. While
         # nothing fits, the promising degrees are those that hold most at once, and others may fit.
-        if failures[d.zero] >= MAX_FAILURES and self.limit < math.inf:
+        if failures[d.zero] >= breadth.failures and self.limit < math.inf:
             return True
         # These seconds may come from another data-parallel degree, hence the margin.
         return d.optimistic_s(self.micro_batches[d.gpu_work][0]) >= self.longest_estimate_s
 
-    def by_promise(self, candidates: list[PipelineDegrees], failures: Counter[int]) -> Iterator[PipelineDegrees]:
+    def by_promise(
+        self, candidates: list[PipelineDegrees], failures: Counter[int], breadth: Breadth
+    ) -> Iterator[PipelineDegrees]:
         """Yield candidates in the order of their estimates, or of their bounds where these are higher; none that are too slow.
 
         Bounds are found when their estimate is the least, so few are. Example: ZeRO-3 is estimated to take 169 s and ZeRO-1 172 s. The
@@ -250,7 +254,7 @@ class _StageSearch:
         while queue and queue[0][0] <= self.longest_estimate_s:
             seconds, _, d, is_bounded = heapq.heappop(queue)
             # A bound costs a network. EXAONE-4 32B on 16 GPUs had 18, of which 8 were of degrees that no search was left for.
-            if self.is_hopeless(d, failures):
+            if d in self.shared_s or self.is_hopeless(d, failures, breadth):
                 continue
             if is_bounded:
                 yield d
