@@ -331,8 +331,10 @@ class _MicroBatchSearch:
 
     def _bounds_on_meshes(self, count: MicroBatchCandidate) -> dict[DeviceMesh, float]:
         """`_bound_on` each mesh of a number; they are worked out once."""
+        # They tell where other numbers may be better: of one number alone nobody asks.
+        needed = self.states_fit and self.numbers.several
         if count.micro_batches not in self.least_on:
-            bounds = {mesh: self._bound_on(mesh, count) if self.states_fit else 0.0 for mesh in count.options}
+            bounds = {mesh: self._bound_on(mesh, count) if needed else 0.0 for mesh in count.options}
             self.least_on[count.micro_batches] = bounds
         return self.least_on[count.micro_batches]
 
