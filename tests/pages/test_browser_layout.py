@@ -44,6 +44,15 @@ def test_on_a_phone_it_reads_from_top_to_bottom(visit: Visit) -> None:
     assert len(tops) == 4 and tops == sorted(tops)
 
 
+def test_on_a_phone_the_graph_is_as_high_as_its_drawing(visit: Visit) -> None:
+    """T5 has two stacks side by side: its drawing filled 230 of the frame's 660 pixels, and the plans lay a screen below."""
+    visit.page.set_viewport_size({"width": 400, "height": 850})
+    visit.open("/?model=t5-large")
+    visit.page.locator(".st-key-graph[data-drawn]").wait_for()
+    frame, drawing = (visit.page.locator(part).first.bounding_box() for part in (".st-key-graph", ".world"))
+    assert frame and drawing and drawing["height"] < frame["height"] < drawing["height"] + 130
+
+
 @pytest.mark.parametrize("page", ["", "plans", "compare", "whatif", "measured", "learn?lesson=choose"])
 def test_nothing_is_wider_than_a_phone(visit: Visit, page: str) -> None:
     visit.page.set_viewport_size({"width": 400, "height": 850})

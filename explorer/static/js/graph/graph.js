@@ -50,6 +50,7 @@ class Graph extends Drawing {
   constructor(root) {
     super(root);
     this.shadow = root;
+    this.frame = find(root, ".graph", HTMLElement);
     this.card = find(root, ".card", HTMLElement);
     this.said = find(root, ".said", HTMLElement);
     this.count = find(root, ".matches", HTMLElement);
@@ -87,7 +88,7 @@ class Graph extends Drawing {
     this.send = setStateValue;
     const before = this.take(data);
     const fresh = data.key !== before.key;
-    find(this.root, ".graph", HTMLElement).style.height = `${data.height || 800}px`;
+    this.frame.style.setProperty("--most", `${data.height || 800}px`);
     if (fresh || data.asked !== before.asked) this.restart(data, fresh);
     const led = this.follow(data.selected || "", fresh);
     this.select.value = this.show;
@@ -276,10 +277,14 @@ class Graph extends Drawing {
   }
 
   fit() {
-    const { clientWidth: w, clientHeight: h } = this.canvas;
-    if (!w || !h || !this.world.childElementCount) return;
+    const w = this.canvas.clientWidth;
+    if (!w || !this.world.childElementCount) return;
     const box = this.world.getBBox();
     const across = (w - 32) / box.width;
+    this.canvas.style.setProperty("--drawn", `${Math.ceil(Math.min(1.25, across) * box.height + 32)}px`);
+    // The page keeps the room of the whole frame until this is known, so that nothing jumps far (app.css).
+    this.shadow.host?.closest(".st-key-graph")?.setAttribute("data-drawn", "");
+    const h = this.canvas.clientHeight;
     const whole = Math.min(1.25, across, (h - 32) / box.height);
     const k = Math.max(whole, Math.min(0.7, across)); // rather cut off below than unreadably small
     const x = w / 2 - (box.x + box.width / 2) * k;
