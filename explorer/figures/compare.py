@@ -14,7 +14,7 @@ from explorer.figures.palette import (
     MEMORY_NAMES,
     Theme,
 )
-from explorer.figures.style import LIMIT_WORDS, apply_style
+from explorer.figures.style import LIMIT_WORDS, apply_style, escape
 from explorer.text import units
 from explorer.text.words import plan_title
 from planner_core.core import PHASES, Plan
@@ -153,8 +153,4 @@ def _sent_bytes_and_calls(plan: Plan, phase: str, kind: str, axis: str) -> tuple
 
 def _plan_label(plan: Plan) -> str:
     """Return a plan's label of a bar; what its settings have of their own takes a second line."""
-    return _escape_text(plan_title(plan)).replace(" (", "<br>(", 1)
-
-
-def _escape_text(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return escape(plan_title(plan)).replace(" (", "<br>(", 1)

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from explorer.analysis.sweep import SweepPoint
 from explorer.figures.palette import COMMUNICATION, COMPUTE, Theme
-from explorer.figures.style import LIMIT_WORDS, apply_style
+from explorer.figures.style import LIMIT_WORDS, apply_style, draw_open_marks
 from explorer.text import recipe, units
 
 UNORDERED = ("cluster", "model")
@@ -70,13 +70,7 @@ def _draw_points(
         },
     )
     at = [(p.name, y) for (p, _), y in zip(known, ys, strict=True) if p.name == here]
-    figure.add_scatter(
-        x=[n for n, _ in at],
-        y=[y for _, y in at],
-        mode="markers",
-        hoverinfo="skip",
-        marker={"size": 18, "symbol": "circle-open", "color": theme.text, "line": {"width": 2}},
-    )
+    draw_open_marks(figure, at, "current value", "circle", (18, 2), theme.text)
     apply_style(figure, theme, 270)
     figure.update_xaxes(
         type="category", categoryorder="array", categoryarray=[p.name for p in points], title_text=quantity

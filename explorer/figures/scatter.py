@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -13,7 +12,7 @@ from explorer.analysis import candidate_marks as marks
 from explorer.analysis.step_parts import STATED_METHOD
 from explorer.figures import name_placement
 from explorer.figures.palette import COMMUNICATION, COMPUTE, Theme
-from explorer.figures.style import GIB, apply_style, draw_limit_line
+from explorer.figures.style import GIB, apply_style, draw_limit_line, draw_open_marks, escape
 from explorer.text import units
 from explorer.text.words import plan_title
 from planner_core.core import Plan
@@ -63,8 +62,9 @@ def plans_scatter(
     _draw_plans(figure, methods, ends, "other methods", "triangle-up", METHOD_COLOUR, theme)
     _draw_plans(figure, baselines, ends, "baselines", "diamond", COMMUNICATION, theme)
     _draw_plans(figure, stated, ends, "our current setup", "square", STATED_COLOUR, theme)
-    _draw_rings(figure, [ends[n] for n in marks.find_ties(plans)], "tie with the best", (19, 1.2), theme.muted)
-    _draw_rings(figure, [ends[chosen]], "chosen", (25, 2.0), theme.text)
+    ties = [ends[n] for n in marks.find_ties(plans)]
+    draw_open_marks(figure, ties, "tie with the best", "circle", (19, 1.2), theme.muted)
+    draw_open_marks(figure, [ends[chosen]], "chosen", "circle", (25, 2.0), theme.text)
     left, right = _axis_range(np.array([x for x, _ in ends.values()]))
     right += 0.28 * (right - left)  # room for the name of the rightmost plan
     left -= 0.02 * (right - left)
@@ -108,25 +108,6 @@ def _draw_plans(
     )
 
 
-def _draw_rings(
-    figure: go.Figure,
-    ends: Sequence[tuple[float, float]],
-    name: str,
-    size: tuple[float, float],
-    colour: str,
-) -> None:
-    """Draw open marks around points; `size` is the diameter and the line's width."""
-    figure.add_scatter(
-        x=[x for x, _ in ends],
-        y=[y for _, y in ends],
-        mode="markers",
-        name=name,
-        hoverinfo="skip",
-        marker={"symbol": "circle-open", "size": size[0], "color": colour, "line": {"width": size[1]}},
-        showlegend=bool(ends),
-    )
-
-
 def _draw_names(
     figure: go.Figure,
     plans: Mapping[str, Plan],
@@ -161,7 +142,7 @@ def _draw_name(
         y=end[1],
         ax=place[0],
         ay=place[1],
-        text=_escape_text(name),
+        text=escape(name),
         xanchor="left",
         align="left",
         opacity=mark,
@@ -178,17 +159,13 @@ def plan_hover(plan: Plan) -> str:
     """Return the words of a point."""
     c = plan.cost
     lines = [
-        f"<b>{_escape_text(plan_title(plan))}</b>",
-        f"mesh {_escape_text(str(plan.mesh))}",
+        f"<b>{escape(plan_title(plan))}</b>",
+        f"mesh {escape(str(plan.mesh))}",
         f"step {units.seconds(c.step_time_s)}",
         f"communication {units.seconds(c.comm_time_s)}, of which {units.seconds(c.exposed_comm_time_s)} exposed",
         f"memory {units.memory(c.memory_bytes['peak'])}" + ("" if plan.fits else ", does not fit"),
     ]
     return "<br>".join(lines)
-
-
-def _escape_text(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def candidates_scatter(
@@ -220,13 +197,9 @@ def candidates_scatter(
         hovertemplate="communication %{x:.3g} ms<br>memory %{y:.3g} GiB<extra>on the front</extra>",
     )
     if same is not None and drawn[same]:
-        _draw_open_mark(
-            figure, (x[same], y[same]), "as the chosen plan does", {"symbol": "diamond-open", "size": 14}, theme
-        )
+        draw_open_marks(figure, [(x[same], y[same])], "as the chosen plan does", "diamond", (14, 2), theme.text)
     if picked is not None and 0 <= picked < len(x) and drawn[picked]:
-        _draw_open_mark(
-            figure, (x[picked], y[picked]), "chosen candidate", {"symbol": "circle-open", "size": 20}, theme
-        )
+        draw_open_marks(figure, [(x[picked], y[picked])], "chosen candidate", "circle", (20, 2), theme.text)
     draw_limit_line(figure, capacity_bytes, theme)
     low, high = _axis_range(y[drawn])
     if high < capacity_bytes / GIB < MAX_LIMIT_RATIO * high:
@@ -268,18 +241,6 @@ def _draw_marks(figure: go.Figure, drawn: marks.CandidateMarks, theme: Theme) ->
         hovertemplate="communication %{x:.3g} ms<br>memory %{y:.3g} GiB<extra>"
         + ("%{text} cost this" if several else "candidate")
         + "</extra>",
-    )
-
-
-def _draw_open_mark(figure: go.Figure, at: tuple[Any, Any], name: str, marker: dict[str, object], theme: Theme) -> None:
-    """Draw an open mark around one candidate."""
-    figure.add_scatter(
-        x=[at[0]],
-        y=[at[1]],
-        mode="markers",
-        name=name,
-        hoverinfo="skip",
-        marker={**marker, "color": theme.text, "line": {"width": 2}},
     )
 
 
@@ -351,9 +312,9 @@ def _draw_legend(figure: go.Figure, runs: Sequence[PublishedRun], theme: Theme) 
 
 def _run_hover(r: PublishedRun, left_out: str) -> str:
     lines = (
-        f"<b>{_escape_text(r.model)} on {r.gpus} × {_escape_text(r.gpu)}</b>",
-        f"{_escape_text(r.layout)}; {_escape_text(r.workload)}",
+        f"<b>{escape(r.model)} on {r.gpus} × {escape(r.gpu)}</b>",
+        f"{escape(r.layout)}; {escape(r.workload)}",
         f"measured {units.seconds(r.measured_s)}, predicted {units.seconds(r.seconds[left_out])} ({units.change(r.error(left_out))})",
-        _escape_text(r.source),
+        escape(r.source),
     )
     return "<br>".join(lines)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import html
+from collections.abc import Sequence
+from typing import Any
+
 import plotly.graph_objects as go
 
 from explorer.figures.palette import Theme
@@ -46,6 +50,26 @@ def apply_style(figure: go.Figure, theme: Theme, height: int) -> go.Figure:
     figure.update_xaxes(**axes)
     figure.update_yaxes(**axes)
     return figure
+
+
+def escape(text: str) -> str:
+    """Escape a text that Plotly reads as markup."""
+    return html.escape(text, quote=False)
+
+
+def draw_open_marks(
+    figure: go.Figure, ends: Sequence[tuple[Any, Any]], name: str, symbol: str, size: tuple[float, float], colour: str
+) -> None:
+    """Draw open marks around points (x, y); `size` is the diameter and the line's width."""
+    figure.add_scatter(
+        x=[x for x, _ in ends],
+        y=[y for _, y in ends],
+        mode="markers",
+        name=name,
+        hoverinfo="skip",
+        marker={"symbol": f"{symbol}-open", "size": size[0], "color": colour, "line": {"width": size[1]}},
+        showlegend=bool(ends),
+    )
 
 
 def draw_limit_line(figure: go.Figure, limit_bytes: int, theme: Theme) -> None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from explorer.graph.overlay import most_common_variant
+from explorer.graph.overlay import planned_scopes
 from explorer.graph.scene import Node, Scene
 from explorer.text import units
 from planner_core.core import Block, BlockPlan, Call, Graph, Op, Plan
@@ -30,11 +30,7 @@ def node_loads(plan: Plan, drawing: Scene, graph: Graph) -> NodeLoads:
     memories = block_memories(plan.blocks, graph, model)
     label_of = {prefix: label for label, bp in plan.blocks.items() for prefix in bp.prefixes if label}
     loads: NodeLoads = {}
-    for scope, content in drawing.scopes.items():
-        variant = most_common_variant(plan, scope)
-        if variant is None:
-            continue
-        label, bp = variant
+    for content, label, bp in planned_scopes(plan, drawing):
         block = block_of(graph, label)
         saved, weights = _saved_bytes_by_op(memories[label]), param_bytes(block, bp, model)
         for placed in content.nodes:
@@ -58,11 +54,10 @@ def node_kept_bytes(plan: Plan, drawing: Scene, graph: Graph) -> dict[str, int]:
     """Return by node the bytes that one GPU keeps for backward in one copy, of one micro-batch."""
     memories = block_memories(plan.blocks, graph, cost_model_of(plan))
     kept: dict[str, int] = {}
-    for scope, content in drawing.scopes.items():
-        if variant := most_common_variant(plan, scope):
-            saved = _saved_bytes_by_op(memories[variant[0]])
-            inside = (p.node for p in content.nodes if p.node.kind not in ("port", "block"))
-            kept |= {n.id: sum(saved.get(op.name, 0) for op in n.ops) for n in inside}
+    for content, label, _ in planned_scopes(plan, drawing):
+        saved = _saved_bytes_by_op(memories[label])
+        inside = (p.node for p in content.nodes if p.node.kind not in ("port", "block"))
+        kept |= {n.id: sum(saved.get(op.name, 0) for op in n.ops) for n in inside}
     return kept
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from explorer.graph.scene import Node, Scene
+from explorer.graph.scene import Node, Scene, ScopeDrawing
 from explorer.text import units, words
 from planner_core.core import BlockLabel, BlockPlan, Graph, Op, Plan
 from planner_core.cost import Message, MessageSource, cost_model_of, messages
@@ -18,6 +18,13 @@ def most_common_variant(plan: Plan, scope: str) -> tuple[str, BlockPlan] | None:
     return max(variants(plan, scope).items(), key=lambda pair: len(pair[1].prefixes), default=None)
 
 
+def planned_scopes(plan: Plan, drawing: Scene) -> Iterator[tuple[ScopeDrawing, str, BlockPlan]]:
+    """Yield each drawing that the plan knows, with the label and the plan of the variant that most copies run."""
+    for scope, content in drawing.scopes.items():
+        if variant := most_common_variant(plan, scope):
+            yield content, *variant
+
+
 def variants(plan: Plan, scope: str) -> dict[str, BlockPlan]:
     """Return the different plans of the copies of a block, by label (`Block#0`, `Block#1`)."""
     return {label: bp for label, bp in plan.blocks.items() if scope and BlockLabel.parse(label).block == scope}
@@ -27,11 +34,7 @@ def node_messages(plan: Plan, drawing: Scene, graph: Graph) -> dict[str, list[di
     """Return what one copy of each node sends: phase, kind, axis, bytes, times, and where it is drawn."""
     model = cost_model_of(plan)
     messages_of: dict[str, list[dict[str, Any]]] = {}
-    for scope, content in drawing.scopes.items():
-        variant = most_common_variant(plan, scope)
-        if variant is None:
-            continue
-        label, block = variant
+    for content, label, block in planned_scopes(plan, drawing):
         # One copy stands for all: a node is drawn once, and its messages are those of one copy.
         one = BlockPlan(block.prefixes[:1], block.params, block.sites)
         home = _node_of_site(tuple(p.node for p in content.nodes))

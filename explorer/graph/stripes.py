@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from explorer.graph.overlay import most_common_variant
+from explorer.graph.overlay import planned_scopes
 from explorer.graph.scene import Node, Scene
 from planner_core.core import BlockPlan, DeviceMesh, ParamPlan, Plan, Shard
 
@@ -93,18 +93,15 @@ def node_stripes(plan: Plan, drawing: Scene) -> dict[str, dict[str, Any]]:
     """Return the stripe that the component draws for each node; of a run of blocks, that of most of its weights."""
     stripes: dict[str, dict[str, Any]] = {}
     common: dict[str, WeightSplit] = {}
-    for scope, content in drawing.scopes.items():
-        variant = most_common_variant(plan, scope)
-        if variant is None:
-            continue
+    for content, _, block in planned_scopes(plan, drawing):
         splits: list[WeightSplit] = []
         for node in (p.node for p in content.nodes):
-            weight = largest_weight(node, variant[1])
+            weight = largest_weight(node, block)
             if weight and node.kind == "weight":
                 splits.append(split := split_of(weight[1], plan.mesh))
                 stripes[node.id] = _stripe_json(split)
         if splits:
-            common[scope] = max(splits, key=splits.count)
+            common[content.name] = max(splits, key=splits.count)
     for k, run in enumerate(drawing.runs):
         if run.block in common:
             stripes[f"run:{k}"] = _stripe_json(common[run.block])
