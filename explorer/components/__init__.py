@@ -10,7 +10,6 @@ import streamlit as st
 
 from explorer.static import script, style, template
 
-HEIGHT = 800
 UNSCALED = 660
 """Drawings up to this width, in pixels, are hardly scaled at any width of the window."""
 
@@ -68,7 +67,7 @@ def draw_graph(
     *,
     key: str,
     on_view: Callable[[], None],
-    height: int = HEIGHT,
+    height: int,
 ) -> None:
     """Draw `data` (see graph.js).
 

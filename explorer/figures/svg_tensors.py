@@ -89,8 +89,9 @@ def on_colour(colour: str) -> str:
     return "#ffffff" if 1.05 / (light + 0.05) > (light + 0.05) / 0.05 else "#000000"
 
 
-def hatch(width: float, height: float, colour: str, every: float = 7) -> str:
-    """Diagonal lines that fill a rectangle, cut at its edges."""
+def hatch(width: float, height: float, colour: str) -> str:
+    """Return diagonal lines that fill a rectangle, cut at its edges."""
+    every = 7.0
     path, c = [], every
     while c < width + height:
         x0, y0 = min(c, width), max(0.0, c - width)

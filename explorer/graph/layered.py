@@ -46,7 +46,7 @@ class GraphLayout:
     height: float
 
 
-def text_width(text: str, size: float = 12.5, bold: bool = False) -> float:
+def text_width(text: str, size: float, bold: bool = False) -> float:
     """Estimate the width of a text in a sans-serif face, in pixels."""
     # Python knows no font, and the browser must not move what Python placed: boxes take an estimate by kinds of letters.
     narrow = sum(c in "iljtf.,:;|![]()' " for c in text)

@@ -216,8 +216,7 @@ def _retarget(plan: Plan, graph: Graph, mesh: DeviceMesh, ranks: int) -> Plan:
         workload = replace(workload, batch=num * batch, accumulate=num)
     big = cost_model(cluster, plan.mesh, workload, plan.pipeline_axis)
     if cut:  # let one node hold all small ranks: the times of links between stages do not matter here
-        node = replace(cluster.levels[0], size=cut.ranks * mesh.num_devices)
-        big = replace(big, cluster=replace(cluster, levels=(node,)))
+        big = replace(big, cluster=cluster.with_sizes(cut.ranks * mesh.num_devices))
     # The small mesh does not exist in the cluster, so its axes keep the links of the plan's axes.
     links = tuple(replace(link, size=n, stages=()) for link, n in zip(big.links, mesh.axis_sizes, strict=True))
     joint = tuple(

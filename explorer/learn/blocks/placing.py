@@ -61,8 +61,7 @@ class PlacedBlock(Restriction):
 def on_neighbours(learner: Learner, devices: int) -> Planner:
     """Return the learner's planner on `devices` GPUs of one node."""
     planner = learner.planner
-    level = replace(planner.cluster.levels[0], size=devices)
-    return planner.changed(cluster=replace(planner.cluster, levels=(level,)))
+    return planner.changed(cluster=planner.cluster.with_sizes(devices))
 
 
 def list_messages(plan: Plan, planner: Planner, name: str) -> tuple[BlockMessage, ...]:

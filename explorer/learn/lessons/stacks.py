@@ -82,9 +82,8 @@ def _plan_blocks(
 
 
 def _make_problem(learner: Learner, devices: int, method: str, keeping: StepSettings | None) -> Problem | None:
-    level = replace(learner.cluster.levels[0], size=devices)
     workload = keeping.of(learner.planner.workload) if keeping else learner.planner.workload
-    planner = learner.planner.changed(cluster=replace(learner.cluster, levels=(level,)), workload=workload)
+    planner = learner.planner.changed(cluster=learner.cluster.with_sizes(devices), workload=workload)
     mesh = DeviceMesh(("tensor",), (devices,))
     restrict = BASELINES[method].restrict(planner.graph, mesh) if method else None
     return planner.problem(mesh, restrict, zero=0) if restrict or not method else None

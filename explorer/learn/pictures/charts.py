@@ -134,9 +134,9 @@ def grid(boxes: Sequence[Drawing], per_row: int, gap: float = 10) -> Drawing:
     return column(*(row(*boxes[i : i + per_row], gap=gap, align=0) for i in range(0, len(boxes), per_row)), gap=gap)
 
 
-def even_grid(boxes: Sequence[Drawing], width: float = 660) -> Drawing:
-    """Boxes in rows of nearly equal length, no wider than `width`."""
-    most = max(1, int(width // (max(b.width for b in boxes) + 10)))
+def even_grid(boxes: Sequence[Drawing]) -> Drawing:
+    """Boxes in rows of nearly equal length, not much wider than a chart."""
+    most = max(1, int(660 // (max(b.width for b in boxes) + 10)))
     num_rows = -(-len(boxes) // most)
     return grid(boxes, -(-len(boxes) // num_rows))
 
@@ -277,7 +277,7 @@ def draw_span(width: float, words: str, colour: str, height: float = 30) -> Draw
     return Drawing(width, height, body)
 
 
-def nodes(groups: Sequence[int], per_node: int, words: str = "node") -> Drawing:
+def nodes(groups: Sequence[int], per_node: int) -> Drawing:
     """Return the cluster: a frame per node, a square per GPU in the colour and number of its group."""
     count = -(-len(groups) // per_node)
     side = 30.0
@@ -287,7 +287,7 @@ def nodes(groups: Sequence[int], per_node: int, words: str = "node") -> Drawing:
         squares = row(*(tile(side, side, ("S", g), str(g)) for g in here), gap=3)
         w, h = squares.width + 16, side + 34
         frame = f'<rect width="{w:.0f}" height="{h:.0f}" rx="5" fill="none" stroke="{GREY}"/>'
-        boxes.append(Drawing(w, h, frame + at(8, 4, text(f"{words} {n}", 12.5, muted=True)) + at(8, 24, squares)))
+        boxes.append(Drawing(w, h, frame + at(8, 4, text(f"node {n}", 12.5, muted=True)) + at(8, 24, squares)))
     return wrap(boxes, WIDTH, gap=10)
 
 

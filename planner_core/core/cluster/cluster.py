@@ -87,6 +87,11 @@ class Cluster:
         """Return the same cluster with `factor` times the latency on one level, or on all."""
         return self._scale_levels("latency_s", factor, level)._scale_levels("tree_latency_s", factor, level)
 
+    def with_sizes(self, *sizes: int) -> Cluster:
+        """Return a cluster of as many levels as `sizes`, the innermost first: `with_sizes(8)` is one node of eight GPUs."""
+        levels = zip(self.levels, sizes, strict=False)
+        return replace(self, levels=tuple(replace(level, size=n) for level, n in levels))
+
     def _scale_levels(self, field: str, factor: float, level: int | None) -> Cluster:
         if not (math.isfinite(factor) and factor > 0):
             raise InputError(f"a link cannot be scaled by {factor}; give a positive factor such as 2")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from explorer.figures.svg_tensors import Drawing, Style, amount, column, device, row, text, tile
@@ -43,9 +42,7 @@ def run_ring(n: int) -> list[dict[str, Any]]:
 
 def neighbour_link(learner: Learner, n: int) -> AxisLink:
     """n neighbouring GPUs of the learner's cluster."""
-    cluster = learner.cluster
-    level = replace(cluster.levels[0], size=n)
-    return axis_links(replace(cluster, levels=(level,)), DeviceMesh(("tensor",), (n,)))[0]
+    return axis_links(learner.cluster.with_sizes(n), DeviceMesh(("tensor",), (n,)))[0]
 
 
 def crossover_bytes(link: AxisLink) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
@@ -107,8 +107,7 @@ class TraceSpan:
 def trace_step(cluster: Cluster, fault: str) -> list[TraceSpan]:
     """One step of the second GPU of a tensor group, on four GPUs of a node like the learner's: every kernel of so small a layer takes
     its launch, and what follows a message waits for it."""
-    four = replace(cluster, levels=(replace(cluster.levels[0], size=4),))
-    data, tensor = axis_links(four, DeviceMesh(("data", "tensor"), (2, 2)))
+    data, tensor = axis_links(cluster.with_sizes(4), DeviceMesh(("data", "tensor"), (2, 2)))
     spans, now, sends = [], 0.0, list_messages(fault)
 
     def add(stream: str, seconds: float, words: str) -> None:

@@ -27,11 +27,14 @@ SMALL = 2**14
 
 def node_link(cluster: Cluster, n: int) -> AxisLink:
     """One GPU of each of `n` nodes (of `n` GPUs, if the cluster is one node), all groups at once."""
-    inner, outer = cluster.levels[0], cluster.levels[-1]
     if len(cluster.levels) == 1:
-        return axis_links(replace(cluster, levels=(replace(inner, size=n),)), DeviceMesh(("all",), (n,)))[0]
-    wide = replace(cluster, levels=(inner, replace(outer, size=n)))
-    return axis_links(wide, DeviceMesh(("nodes", "inside"), (n, inner.size)))[0]
+        return axis_links(cluster.with_sizes(n), DeviceMesh(("all",), (n,)))[0]
+    return axis_links(take_nodes(cluster, n), DeviceMesh(("nodes", "inside"), (n, cluster.levels[0].size)))[0]
+
+
+def take_nodes(cluster: Cluster, n: int) -> Cluster:
+    """Return `n` nodes of the cluster, on its outermost links."""
+    return replace(cluster, levels=(cluster.levels[0], replace(cluster.levels[-1], size=n)))
 
 
 def hop_seconds(link: AxisLink) -> tuple[float, float]:
@@ -235,7 +238,7 @@ def _bytes_chart(link: AxisLink, size: int) -> Drawing:
 def _node_link(cluster: Cluster) -> AxisLink:
     """Return all GPUs of one node."""
     per = cluster.levels[0].size
-    return axis_links(replace(cluster, levels=(cluster.levels[0],)), DeviceMesh(("inside",), (per,)))[0]
+    return axis_links(cluster.with_sizes(per), DeviceMesh(("inside",), (per,)))[0]
 
 
 def _switch_facts(cluster: Cluster, size: int) -> dict[str, float]:
@@ -254,8 +257,7 @@ def _priced_groups(cluster: Cluster, n: int) -> list[tuple[str, AxisLink, str]]:
     cases = [(f"{per} GPUs of a node", inside, "switch" if inside.in_switch < 1 else "ring")]
     if len(cluster.levels) > 1:
         cases.append((f"one GPU of each of {n} nodes", node_link(cluster, n), "tree, in pieces"))
-        wide = replace(cluster, levels=(cluster.levels[0], replace(cluster.levels[-1], size=n)))
-        everyone = axis_links(wide, DeviceMesh(("all",), (n * per,)))[0]
+        everyone = axis_links(take_nodes(cluster, n), DeviceMesh(("all",), (n * per,)))[0]
         cases.append((f"all {units.whole(n * per)} GPUs of {n} nodes", everyone, "inside, then a tree between"))
     return cases
 

@@ -14,6 +14,7 @@ from explorer.learn.lessons.times.stated import (
     PricedLayout,
     gpus_per_node,
     price_layout,
+    tensor_layout,
     token_settings,
     usual_layouts,
     with_samples,
@@ -85,15 +86,9 @@ def sums_s(layer: Layer, cluster: Cluster, degree: int, tokens: int) -> float:
 def list_layouts(cluster: Cluster) -> dict[str, Layout]:
     """Four ways to use all GPUs, by name."""
     usual, t = usual_layouts(cluster), gpus_per_node(cluster)
-    rest = cluster.num_gpus // t
-    tensor = Layout(fsdp=rest, tp=t, sp=True) if rest > 1 else Layout(tp=t, sp=True)
-    hybrid = {"HSDP": usual["HSDP"]} if rest > 1 else {}
-    return {
-        "ZeRO-1": usual["ZeRO-1"],
-        "FSDP": usual["FSDP (ZeRO-3)"],
-        **hybrid,
-        f"tensor parallel {t}": tensor,
-    }
+    hybrid = {"HSDP": usual["HSDP"]} if cluster.num_gpus > t else {}
+    tensor = {f"tensor parallel {t}": tensor_layout(cluster)}
+    return {"ZeRO-1": usual["ZeRO-1"], "FSDP": usual["FSDP (ZeRO-3)"], **hybrid, **tensor}
 
 
 @remember(64)
@@ -144,14 +139,14 @@ def live(learner: Learner, values: Values) -> Live:
         "crossing": w.crossing,
         "weights": w.weights,
         "ridge": ridge_point(gpu, dtype),
-        "intensity": intensity(layer, tokens, 1),
+        "intensity": intensity(layer, tokens),
         **{f"{name}_s": sum(case.seconds(cluster)) for name, case in cases.items()},
     }
     rows = _map_rows(learner)
     few = layer_times(learner, SKETCH_TOKENS[0], speed)
     facts = {
         "sheet": _data_sheet_ridge(gpu, dtype),
-        "of_one_token": intensity(layer, 1, 1),
+        "of_one_token": intensity(layer, 1),
         "weight_bytes": ITEM_BYTES * w.weights,
         "thousand_s": 1000 * w.compute_s,
         "degree": w.degree,
@@ -187,9 +182,9 @@ def ridge_point(gpu: Gpu, dtype: str) -> float:
     return gpu.flops_per_s(dtype) / gpu.bytes_per_s
 
 
-def intensity(layer: Layer, tokens: int, degree: int) -> float:
-    """FLOPs per byte of memory traffic of the first product of the feed-forward part, its outputs split over `degree`."""
-    m, k, n = tokens, layer.hidden, layer.inner / degree
+def intensity(layer: Layer, tokens: int) -> float:
+    """Return FLOPs per byte of memory traffic of the first product of the feed-forward part."""
+    m, k, n = tokens, layer.hidden, layer.inner
     return 2 * m * k * n / (ITEM_BYTES * (m * k + k * n + m * n))
 
 
@@ -201,7 +196,7 @@ def _data_sheet_ridge(gpu: Gpu, dtype: str) -> float:
 
 def _roofline_chart(layer: Layer, gpu: Gpu, dtype: str, tokens: int) -> Drawing:
     peak, memory, top = gpu.flops_per_s(dtype), gpu.bytes_per_s, ridge_point(gpu, dtype)
-    at, one = intensity(layer, tokens, 1), intensity(layer, 1, 1)
+    at, one = intensity(layer, tokens), intensity(layer, 1)
     reach = {"what the GPU can reach": lambda x: min(peak, x * memory)}
     marks = [
         (one, f"1 token: {one:.2g}"),

@@ -17,6 +17,7 @@ from explorer.learn.lessons.times.stated import (
     PricedLayout,
     gpus_per_node,
     price_layout,
+    tensor_layout,
     token_settings,
     unit_components,
     usual_layouts,
@@ -38,7 +39,6 @@ from planner_core.cost import (
 )
 from planner_core.cost.communication import axis_links, collective_time
 from planner_core.planning import MOST_DOUBT, doubt_between
-from planner_core.planning.methods import Layout
 from planner_core.planning.pricing import time_band
 
 REASONS = (WAITED, CONTENTION, NOT_HIDDEN, ENDS)
@@ -67,16 +67,16 @@ class Phase:
 def plan_layout(learner: Learner, layout_name: str, tokens: int) -> tuple[PricedLayout, str]:
     """Return the plan of a way to use all GPUs, and a sentence where the model cannot follow it."""
     learner, samples, note = with_samples(learner, tokens)
-    n, t, usual = learner.cluster.num_gpus, gpus_per_node(learner.cluster), usual_layouts(learner.cluster)
-    tensor = Layout(fsdp=n // t, tp=t, sp=True)
-    layout = {"data": usual["ZeRO-1"], "fsdp": usual["FSDP (ZeRO-3)"], "hsdp": usual["HSDP"], "tensor": tensor}[
-        layout_name
-    ]
-    case = price_layout(learner, layout, samples)
+    usual = usual_layouts(learner.cluster)
+    layouts = {"data": usual["ZeRO-1"], "fsdp": usual["FSDP (ZeRO-3)"], "hsdp": usual["HSDP"]}
+    case = price_layout(learner, layouts.get(layout_name) or tensor_layout(learner.cluster), samples)
     if case is None:
         instead = price_layout(learner, usual["FSDP (ZeRO-3)"], samples)
         assert instead, "FSDP splits samples only"
-        return instead, note or f"{learner.name} cannot be split so over {t} GPUs; this is FSDP."
+        return (
+            instead,
+            note or f"{learner.name} cannot be split so over {gpus_per_node(learner.cluster)} GPUs; this is FSDP.",
+        )
     return case, note
 
 

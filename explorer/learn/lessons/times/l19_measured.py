@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import Dots, columns, scatter
 from explorer.text import units
-from planner_core.core import ASSETS
+from planner_core.core import load_gpu
 from planner_core.planning.pricing import PREDICTIONS_FILE, PublishedRun, load_published_runs
 
 GROUP_OUT = "group out"
@@ -59,10 +61,7 @@ def step_flops(row: dict[str, str], micro_batch: int, accumulate: int, recompute
 @remember(1)
 def fitted_runs() -> tuple[FittedRun, ...]:
     """The published runs with their FLOPs; shapes come from the file that their sources fill."""
-    with (PREDICTIONS_FILE.parent / "runs.csv").open(encoding="utf-8", newline="") as file:
-        shapes = {row["id"]: row for row in csv.DictReader(file)}
-    with PREDICTIONS_FILE.open(encoding="utf-8", newline="") as file:
-        rows = {row["id"]: row for row in csv.DictReader(file)}
+    shapes, rows = _rows_by_id(PREDICTIONS_FILE.parent / "runs.csv"), _rows_by_id(PREDICTIONS_FILE)
     runs = []
     for run in load_published_runs():
         row = rows[run.id]
@@ -71,14 +70,15 @@ def fitted_runs() -> tuple[FittedRun, ...]:
     return tuple(runs)
 
 
+def _rows_by_id(path: Path) -> dict[str, dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return {row["id"]: row for row in csv.DictReader(file)}
+
+
 @remember(16)
 def peak_flops(gpu: str) -> float:
-    """FLOP/s in bf16 of a GPU's data sheet."""
-    import json
-
-    return float(
-        json.loads((ASSETS / "hardware" / f"{gpu}.json").read_text(encoding="utf-8"))["peak_flops"]["bfloat16"]
-    )
+    """Return FLOP/s in bf16 of a GPU's data sheet."""
+    return dict(load_gpu(gpu).peak_flops)["bfloat16"]
 
 
 @remember(1)
@@ -97,18 +97,15 @@ def error_quantiles(errors: Sequence[float]) -> tuple[float, float]:
 
 
 def comparable_pairs(alike: bool) -> list[tuple[FittedRun, FittedRun]]:
-    """Runs of one source, model and GPU (where `alike`, also of as many GPUs and tokens a sample) whose speeds differ by more than `MIN_DIFFERENCE`."""
+    """Return (faster, slower) runs of one source, model and GPU (where `alike`, also of as many GPUs and tokens a sample) whose speeds
+    differ by more than `MIN_DIFFERENCE`."""
     groups: dict[tuple[str, ...], list[FittedRun]] = {}
     for r in fitted_runs():
         x = r.run
         more = (str(x.gpus), x.workload.split(", ")[1]) if alike else ()
         groups.setdefault((x.source, x.model, x.gpu, *more), []).append(r)
-    pairs = [(a, b) for group in groups.values() for i, a in enumerate(group) for b in group[i + 1 :]]
-    return [
-        (a, b)
-        for a, b in pairs
-        if abs(math.log(seconds_per_flop(a, a.run.measured_s) / seconds_per_flop(b, b.run.measured_s))) > MIN_DIFFERENCE
-    ]
+    pairs = [pair for group in groups.values() for pair in itertools.permutations(group, 2)]
+    return [(a, b) for a, b in pairs if math.log(measured_pace(b) / measured_pace(a)) > MIN_DIFFERENCE]
 
 
 def seconds_per_flop(r: FittedRun, seconds: float) -> float:
@@ -117,23 +114,24 @@ def seconds_per_flop(r: FittedRun, seconds: float) -> float:
     return seconds / (r.flops / rerun_factor)
 
 
+def measured_pace(r: FittedRun) -> float:
+    """Return the seconds per FLOP that a run was measured at."""
+    return seconds_per_flop(r, r.run.measured_s)
+
+
 def order_accuracy(predict: Callable[[FittedRun], float], alike: bool) -> float:
     """Share of `comparable_pairs` whose order a prediction tells; where it sees no difference, half."""
     scores = []
     for a, b in comparable_pairs(alike):
         x, y = seconds_per_flop(a, predict(a)), seconds_per_flop(b, predict(b))
         # One constant gives all runs of a GPU the same pace, and the last digits must not decide an order.
-        scores.append(0.5 if near_equal(x, y) else float((x < y) == _is_faster(a, b)))
+        scores.append(0.5 if near_equal(x, y) else float(x < y))
     return float(np.mean(scores))
 
 
 def near_equal(x: float, y: float) -> bool:
     """Return whether two paces differ by rounding only."""
     return abs(x / y - 1) < 1e-9
-
-
-def _is_faster(a: FittedRun, b: FittedRun) -> bool:
-    return seconds_per_flop(a, a.run.measured_s) < seconds_per_flop(b, b.run.measured_s)
 
 
 def planner_prediction(r: FittedRun) -> float:
@@ -224,14 +222,11 @@ def _nodes_name(n: int) -> str:
 
 def _wrong_pairs() -> dict[str, int]:
     """Of the hard pairs, how many the planner gets wrong, and in how many of either a run does not agree with its own source."""
-    wrong = [
-        (a, b)
-        for a, b in comparable_pairs(True)
-        if (seconds_per_flop(a, planner_prediction(a)) < seconds_per_flop(b, planner_prediction(b))) != _is_faster(a, b)
-    ]
-    odd = sum(bool(a.run.contradicted or b.run.contradicted) for a, b in wrong)
-    fine = sum(bool(a.run.contradicted or b.run.contradicted) for a, b in comparable_pairs(True) if (a, b) not in wrong)
-    return {"wrong": len(wrong), "odd_of_wrong": odd, "odd_of_right": fine}
+    odd: dict[bool, list[bool]] = {True: [], False: []}
+    for a, b in comparable_pairs(True):
+        wrong = seconds_per_flop(a, planner_prediction(a)) >= seconds_per_flop(b, planner_prediction(b))
+        odd[wrong].append(bool(a.run.contradicted or b.run.contradicted))
+    return {"wrong": len(odd[True]), "odd_of_wrong": sum(odd[True]), "odd_of_right": sum(odd[False])}
 
 
 def _example_facts() -> dict[str, float | str]:

@@ -94,10 +94,10 @@ def price_batch(
 
 
 @remember(64)
-def choose_plan(learner: Learner, batch: int, accumulate: int = 1, recompute: str = "none") -> Plan | None:
+def choose_plan(learner: Learner, batch: int, recompute: str = "none") -> Plan | None:
     """Return the plan of `batch` samples that the planner chooses itself, from every plan on every mesh. Where none fits, the one that
     needs the least memory; None where the learner has set a limit on memory that no plan keeps."""
-    planner = _make_planner(learner, batch, accumulate, recompute).separate()
+    planner = _make_planner(learner, batch, 1, recompute).separate()
     with suppress(NoPlanFits):
         return choose_mesh(planner, candidate_meshes(planner.request, planner.cluster), method=METHODS["exact"])
     return None
@@ -182,6 +182,12 @@ def usual_layouts(cluster: Cluster) -> dict[str, Layout]:
         "FSDP (ZeRO-3)": Layout(fsdp=n),
         "HSDP": Layout(dp=n // inner, fsdp=inner),
     }
+
+
+def tensor_layout(cluster: Cluster) -> Layout:
+    """Return tensor and sequence parallelism inside the nodes, and FSDP between them."""
+    inside = gpus_per_node(cluster)
+    return Layout(fsdp=cluster.num_gpus // inside, tp=inside, sp=True)
 
 
 def unit_components(case: PricedLayout, unit: PricedUnit) -> list[float]:
