@@ -21,7 +21,6 @@ LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_s
 FILES = {
     "broken.json": "{",
     "no-type.json": '{"hidden_size": 8}',
-    "typo.json": '{"model_type": "lama"}',
     "negative.json": json.dumps(LLAMA),
     "cluster.json": '{"name": "x", "num_gpus": -1}',
     "list.json": "[]",
@@ -30,35 +29,13 @@ FILES = {
     "slow.json": json.dumps(
         {"gpu": "h100-sxm", "levels": [{"name": "l", "size": 8, "unit_bytes_per_s": -1, "latency_s": 1e-6}]}
     ),
-    "indivisible.json": json.dumps({"model_type": "llama", "hidden_size": 100, "num_attention_heads": 3}),
-    "deep.json": json.dumps({"model_type": "llama", "num_hidden_layers": 10**12}),
-    "text.json": json.dumps({"model_type": "llama", "hidden_size": "big"}),
-    "experts.json": json.dumps({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 4}),
     "package.json": json.dumps({"model_type": "gemma3n"}),
-    "empty.pt2": "",
-    "none.json": "null",
-    "decides.py": "import torch\nclass M(torch.nn.Linear):\n    def forward(self, x):\n        y = super().forward(x)\n        return y if y.sum() > 0 else -y\n"
-    "def make(): return M(4, 4), (torch.zeros(2, 4),)\n",
-    "raises.py": "def make(): raise ValueError('no such size')\n",
-    "exits.py": "import sys\ndef make(): sys.exit(7)\n",
-    "wrong.py": "def make(): return 3\n",
 }
 WRONG = [
-    ("plan {indivisible.json}", 2, "100 is not divisible"),
-    ("plan {deep.json}", 2, "1000000000000"),
-    ("plan {text.json}", 2, "'big'"),
-    ("plan {experts.json}", 2, "more than the 2 experts"),
     ("plan {package.json}", 2, "timm"),
-    ("plan {empty.pt2}", 2, "truncated"),
-    ("plan {none.json}", 2, "NoneType"),
-    ("plan {decides.py}:make", 2, "decides.py:5 (return y if y.sum() > 0 else -y)"),
-    ("plan {raises.py}:make", 2, "no such size"),
-    ("plan {exits.py}:make", 2, "SystemExit"),
-    ("plan {wrong.py}:make", 2, "returned a int"),
     ("plan no-such-model", 2, "no-such-model"),
     ("plan {broken.json}", 2, "broken.json"),
     ("plan {no-type.json}", 2, "model_type"),
-    ("plan {typo.json}", 2, "lama"),
     ("plan {negative.json}", 2, "-4"),
     ("plan {binary.pt2}", 2, "binary.pt2"),
     ("plan missing.json", 2, "missing.json"),
@@ -208,15 +185,7 @@ def answer(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("command", "status", "names"), WRONG, ids=[w[0] for w in WRONG])
-@pytest.mark.slow(
-    only=(
-        "plan llama-3-70b --layers 2 --cluster 1x4-a100-pcie --memory-gb 1",
-        "plan {decides.py}:make",
-        "plan {empty.pt2}",
-        "plan {exits.py}:make",
-        "plan {wrong.py}:make",
-    )
-)
+@pytest.mark.slow(only=("plan llama-3-70b --layers 2 --cluster 1x4-a100-pcie --memory-gb 1",))
 def test_wrong_input_is_told_in_one_sentence(
     command: str,
     status: int,

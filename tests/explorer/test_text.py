@@ -268,13 +268,6 @@ def test_an_export_runs_in_the_process_that_waits_for_it(monkeypatch: pytest.Mon
     assert opened[4].returncode == 0
 
 
-@pytest.mark.slow
-def test_the_torchrun_script_is_python(result: Result) -> None:
-    made = exporting.export(result.best, "torchrun")
-    assert made.problem == ""
-    compile(made.content, "train.py", "exec")
-
-
 def test_a_word_is_defined_where_it_stands_first_and_markup_is_left_alone() -> None:
     text = mark_terms(
         '<td title="a ring">ring of all_gather, all_gather</td><span class="chip S" title="ring">world S(1)</span> rings'
