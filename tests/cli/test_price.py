@@ -259,18 +259,19 @@ def test_what_does_not_fit_is_not_called_best(capsys: pytest.CaptureFixture[str]
     ("narrowing", "stages", "scope"),
     [
         ((), {1, 2}, "plans of one pipeline stage"),
-        (("--zero", 3), {3}, "plans of one pipeline stage and ZeRO-0 or 3"),
+        pytest.param(("--zero", 3), {3}, "plans of one pipeline stage and ZeRO-0 or 3", marks=pytest.mark.slow),
         (("--zero", 0), {0}, "plans of one pipeline stage and ZeRO-0"),
         (
             ("--for", "deepspeed"),
             {1, 2},
             "plans of one pipeline stage that deepspeed can be told by ZeRO-1 to 3 over all ranks",
         ),
-        (
+        pytest.param(
             ("--for", "torchtitan"),
             {0, 2, 3},
             "plans of one pipeline stage that torchtitan can be told with tensor ranks that split tokens, experts over data-parallel "
             "ranks alone, and context ranks that gather, for long or few samples",
+            marks=pytest.mark.slow,
         ),
     ],
 )

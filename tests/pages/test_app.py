@@ -125,7 +125,7 @@ def test_words_of_names_are_defined_and_lead_to_their_lessons() -> None:
 
 def test_equal_plans_are_one_row_with_both_names() -> None:
     """BERT-large's best plan is data parallel: the first page names it once, and so does Plans."""
-    few = {"model": "bert-large", "layers": "4", "cluster": "1x8-h100"}
+    few = {"model": "bert-large", "layers": "2", "cluster": "1x8-h100"}
     rows = table(open_page("overview", **few))
     assert rows[0]["name"].startswith("DP") and rows[0]["what"].endswith("also data parallel")
     rows = table(open_page("plans", **few))
@@ -343,7 +343,7 @@ def test_a_refusal_of_memory_comes_with_what_would_fit() -> None:
 
 
 def test_address_sets_the_page() -> None:
-    at = open_page("plans", model="gpt2-xl", cluster="1x8-h100", batch="64", plan="fsdp")
+    at = open_page("plans", model="gpt2-xl", cluster="1x8-h100", layers="2", batch="64", plan="fsdp")
     assert not at.exception
     assert at.selectbox(key="w_model").value == "gpt2-xl"
     assert at.selectbox(key="w_cluster").value == "1x8-h100"
@@ -361,11 +361,11 @@ def test_memory_is_set_in_gib_and_kept_in_the_command_lines_unit() -> None:
 
 
 def test_a_control_changes_the_address_and_keeps_the_rest() -> None:
-    at = open_page("overview", model="gpt2-xl", layers="2", batch="32")
+    at = open_page("overview", model="gpt2-xl", layers="2", batch="64")
     at.selectbox(key="w_cluster").set_value("1x8-h100").run()
     assert not at.exception
     assert at.query_params["cluster"] == "1x8-h100"
-    assert at.query_params["batch"] == "32"
+    assert at.query_params["batch"] == "64"
 
 
 def test_nonsense_in_the_address_is_told_and_the_rest_kept() -> None:
