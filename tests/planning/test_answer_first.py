@@ -130,6 +130,7 @@ def test_a_bound_rises_for_a_simpler_plan_and_for_the_one_behind_it(monkeypatch:
     assert [p.name for p in proven.plans] == [p.name for p in tied.plans] and proven.plans[2:] == tied.plans[2:]
 
 
+@pytest.mark.slow
 def test_a_request_for_a_proof_gets_its_answer_first() -> None:
     shown: list[Plan] = []
     result = plan_model(replace(TIGHT, prove=True), show_first=shown.append, passes={"proof": pipeline.close_gap})

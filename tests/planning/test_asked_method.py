@@ -24,7 +24,9 @@ ASKED = {
 }
 
 
-@pytest.fixture(scope="module", params=ASKED)
+@pytest.fixture(
+    scope="module", params=[pytest.param(k, marks=[pytest.mark.slow] * (k in ("taps", "atp"))) for k in ASKED]
+)
 def asked(request: pytest.FixtureRequest) -> tuple[Result, str, str]:
     options, aim, scope = ASKED[request.param]
     return planned(Request("gpt2-xl", cluster="2x8-h100", layers=2, **options)), aim, scope

@@ -321,6 +321,7 @@ def test_stages_are_found_in_the_memory_of_stated_ones(part: int) -> None:
 
 
 @pytest.mark.parametrize(("batch", "memory_gb"), [(16, 16.0), (12, 14.3)])
+@pytest.mark.slow(only=("16-16.0",))
 def test_stages_are_looked_for_until_some_fit(batch: int, memory_gb: float) -> None:
     """The five most promising degrees have micro-batches of up to four samples and do not fit, so the answer was that no stages do. In 14.3
     GB the best plan of the whole model in all of the memory does not fit after a cut, and none fits in six tenths of it."""

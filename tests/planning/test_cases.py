@@ -191,6 +191,7 @@ def test_a_vocabulary_that_does_not_divide_is_padded_and_told(words: int, multip
 
 
 @pytest.mark.parametrize(("layout", "share"), [("fsdp=2", 2), ("dp=2", 1)])
+@pytest.mark.slow(only=("dp=2-1",))
 def test_adapters_of_a_config_are_trained_alone(layout: str, share: int) -> None:
     """A model of 2 layers and 7 linear ones each: all its weights are frozen in 2 bytes, adapters have masters, moments and gradients."""
     config = {**LLAMA, "vocab_size": 5000}
