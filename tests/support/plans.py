@@ -10,7 +10,7 @@ from planner_core.cost import can_run_in_chunks, cost_model_of, price
 from planner_core.cost.resolved_ops import block_of
 from planner_core.models import load_plan_graph
 from planner_core.planning import GraphSource, Result
-from planner_core.planning.pipeline import PASSES, Pass, add_third_axis, plan_model
+from planner_core.planning.pipeline import FIRST_PASSES, PASSES, Pass, add_third_axis, plan_model
 from planner_core.planning.pricing import Pricer
 from planner_core.planning.request import Progress, Request
 from tests.support.plan_cache import on_disk
@@ -36,7 +36,7 @@ def planned(request: Request) -> Result:
 def _recorded(request: Request, passes: tuple[str, ...], shows_first: bool) -> tuple[list[str | Plan], Result]:
     """Return what `plan_model` tells on its way, progress and first plans in their order, and what it finds."""
     told: list[str | Plan] = []
-    by_name = {name: PASSES[name] for name in passes}
+    by_name = {name: {**FIRST_PASSES, **PASSES}[name] for name in passes}
     show = told.append if shows_first else None
     return told, plan_model(request, progress=told.append, show_first=show, passes=by_name)
 
