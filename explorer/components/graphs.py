@@ -30,7 +30,7 @@ def graph_data(result: Result, plan_id: str, plan: Plan, show: str) -> dict[str,
 
 
 def _draw_canvas(request: Request, show: str, plan: Plan, home: Result) -> dict[str, Any]:
-    """`request` is drawn, `home` is what the plan answers."""
+    """Draw the graph: `request` is drawn, `home` is what the plan answers."""
     drawing = state.model_drawing(request)
     more: dict[str, Any] = {"messages": {}}
     if show in ("memory", "flops"):

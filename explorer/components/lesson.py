@@ -34,7 +34,7 @@ def picture(markup: str, *, num_answers: int, key: str, on_set: Callable[[], Non
 
 
 def lesson_links(links: Sequence[dict[str, Any]], *, forgotten: int, key: str, on_go: Callable[[], None]) -> None:
-    """Links to all lessons, each {"number", "key", "title", "query", "state", "done", "answer"}; state is "here", "done" or "new".
+    """Draw links to all lessons, each {"number", "key", "title", "query", "state", "done", "answer"}; state is "here", "done" or "new".
 
     A click puts the number at `st.session_state[key]["go"]` and calls `on_go`. The browser keeps what is done and answered in a cookie, and
     forgets it when `forgotten` changes.

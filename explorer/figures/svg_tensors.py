@@ -47,7 +47,7 @@ def at(x: float, y: float, box: Drawing) -> str:
 
 
 def row(*boxes: Drawing, gap: float = 14, align: float = 0.5) -> Drawing:
-    """Side by side; `align` 0 top, 0.5 middle, 1 bottom."""
+    """Put boxes side by side; `align` 0 top, 0.5 middle, 1 bottom."""
     height = max((b.height for b in boxes), default=0)
     x, parts = 0.0, []
     for b in boxes:
@@ -57,7 +57,7 @@ def row(*boxes: Drawing, gap: float = 14, align: float = 0.5) -> Drawing:
 
 
 def column(*boxes: Drawing, gap: float = 14, align: float = 0.0) -> Drawing:
-    """Below each other; `align` 0 left, 0.5 middle."""
+    """Put boxes below each other; `align` 0 left, 0.5 middle."""
     width = max((b.width for b in boxes), default=0)
     y, parts = 0.0, []
     for b in boxes:
@@ -67,7 +67,7 @@ def column(*boxes: Drawing, gap: float = 14, align: float = 0.0) -> Drawing:
 
 
 def text(words: str, size: float = 14, weight: int = 400, colour: str = "currentColor", muted: bool = False) -> Drawing:
-    """One line."""
+    """Write one line."""
     fade = ' opacity="0.75"' if muted else ""
     body = (
         f'<text x="0" y="{size:.1f}" font-size="{size}" font-weight="{weight}" '
@@ -77,12 +77,12 @@ def text(words: str, size: float = 14, weight: int = 400, colour: str = "current
 
 
 def lines(*words: str, size: float = 14, muted: bool = False) -> Drawing:
-    """Several lines."""
+    """Write several lines."""
     return column(*(text(w, size, muted=muted) for w in words), gap=2)
 
 
 def on_colour(colour: str) -> str:
-    """Black or white, whichever reads better on `colour` (WCAG relative luminance)."""
+    """Return black or white, whichever reads better on `colour` (WCAG relative luminance)."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -136,7 +136,7 @@ def again(width: float, height: float, ink: str) -> str:
 
 
 def dots(width: float, height: float, colour: str, every: float = 7) -> str:
-    """Dots that fill a rectangle: for pieces of bars that must differ without colour."""
+    """Fill a rectangle with dots: for pieces of bars that must differ without colour."""
     rows = [
         f'<circle cx="{x + every / 2 * (k % 2):.1f}" cy="{y:.1f}" r="1.3"/>'
         for k, y in enumerate(_spread(height, every))
@@ -190,17 +190,17 @@ def titled(box: Drawing, name: str, placement: str = "") -> Drawing:
 
 
 def replicated(i: int, j: int) -> Style:
-    """Style of a matrix that every device holds whole."""
+    """Return the style of a matrix that every device holds whole."""
     return "R", None
 
 
 def owned(rank: int, look: str = "S") -> Callable[[int, int], Style]:
-    """Style of a matrix that one device holds: solid, or hatched where it is one term of a sum."""
+    """Return the style of a matrix that one device holds: solid, or hatched where it is one term of a sum."""
     return lambda i, j: (look, rank)
 
 
 def sliced(dim: int, size: int, parts: int) -> Callable[[int, int], Style]:
-    """Style of a whole matrix whose slices along `dim` (of `size`) belong to `parts` devices."""
+    """Return the style of a whole matrix whose slices along `dim` (of `size`) belong to `parts` devices."""
     return lambda i, j: ("S", (j if dim else i) * parts // size)
 
 

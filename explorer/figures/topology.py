@@ -67,7 +67,7 @@ class _Scale:
 
     @staticmethod
     def of(matrices: Sequence[tuple[Floats, int]]) -> _Scale:
-        """`matrices`: who sends how much to whom, and how many GPUs stand in a node."""
+        """Return the scale of some plans. `matrices`: who sends how much to whom, and how many GPUs stand in a node."""
         link, pair = 1.0, 1.0
         for matrix, per_node in matrices:
             node = np.arange(len(matrix)) // per_node

@@ -28,7 +28,7 @@ SLOW_IMPORTS = (
 
 
 def write_export(order: Mapping[str, Any]) -> dict[str, Any]:
-    """The file of a plan in a form, its remarks, and its price beside the plan's, as plain data. Raises PlannerError."""
+    """Write the file of a plan in a form, its remarks, and its price beside the plan's, as plain data. Raises PlannerError."""
     write = nearest_text if order["nearest"] else export_text
     exported = write(plan_from_json(order["plan"]), order["form"])
     return {

@@ -92,5 +92,5 @@ class Remembered(Generic[P, V]):
 
 
 def remember(size: int) -> Callable[[Callable[P, V]], Remembered[P, V]]:
-    """As `functools.lru_cache(size)`, which lets two threads compute one result at once."""
+    """Keep results as `functools.lru_cache(size)`, which lets two threads compute one result at once."""
     return lambda function: Remembered(function, size)

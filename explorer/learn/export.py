@@ -65,7 +65,7 @@ def course_archive(lessons: Sequence[Lesson], learner: Learner) -> bytes:
 
 
 def file_name(lesson: Lesson) -> str:
-    """`05-column-then-row.html`."""
+    """Name a file: `05-column-then-row.html`."""
     slug = re.sub(r"[^a-z0-9]+", "-", lesson.title.lower()).strip("-")
     return f"{lesson.number:02d}-{slug}.html"
 
@@ -122,7 +122,7 @@ def _model_sentence(lesson: Lesson, learner: Learner) -> str:
 
 
 def inline_html(text: str) -> str:
-    """`code` and **strong** as HTML; everything else is escaped."""
+    """Write `code` and **strong** as HTML; everything else is escaped."""
     text = html.escape(text)
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
     return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)

@@ -88,14 +88,14 @@ class Learner:
         return int(self.planner.budget)
 
     def transformer(self) -> tuple[Learner, str]:
-        """This learner if the model has transformer layers, else one with the standard model, and a sentence about it."""
+        """Return this learner if the model has transformer layers, else one with the standard model, and a sentence about it."""
         if _find_layer_sizes(self.graph) is not None:
             return self, ""
         note = f"{self.name} has no transformer layers, so this lesson shows {MODELS[STANDARD_MODEL]} on your cluster."
         return with_model(self), note
 
     def routed(self) -> tuple[Learner, str]:
-        """This learner if a router sends the model's tokens to experts, else one with a model where it does, and a sentence about it."""
+        """Return this learner if a router sends the model's tokens to experts, else one with a model where it does, and a sentence about it."""
         if _find_experts(self.graph) is not None:
             return self, ""
         note = f"{self.name} has no experts, so {MODELS[EXPERT_MODEL]} on your cluster is shown."
@@ -108,18 +108,18 @@ class Learner:
         return sizes
 
     def find_layer(self) -> Layer | None:
-        """Sizes of the model's transformer layers, if it has some."""
+        """Return the sizes of the model's transformer layers, if it has some."""
         return _find_layer_sizes(self.graph)
 
     def layer(self) -> Layer:
-        """Sizes of the model's layers; call it on what `transformer` gives."""
+        """Return the sizes of the model's layers; call it on what `transformer` gives."""
         sizes = self.find_layer()
         assert sizes is not None
         return sizes
 
 
 def with_model(learner: Learner, model: str = STANDARD_MODEL) -> Learner:
-    """Another model of the zoo on the learner's cluster."""
+    """Return another model of the zoo on the learner's cluster."""
     return Learner(replace(learner.request, model=model, batch=None, seq=None, layers=None))
 
 
@@ -130,7 +130,7 @@ def _make_planner(learner: Learner) -> Planner:
 
 
 def _find_layer_sizes(graph: Graph) -> Layer | None:
-    """Sizes by the names that Hugging Face configs give them."""
+    """Return the sizes by the names that Hugging Face configs give them."""
     config = graph.config
 
     def first(*names: str) -> int | None:

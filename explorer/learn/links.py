@@ -37,7 +37,7 @@ def select_op(learner: Learner, wanted: Callable[[Op, Block], bool]) -> dict[str
 
 
 def is_feed_forward(op: Op, block: Block) -> bool:
-    """The first weight of an MLP: the first matrix after attention."""
+    """Tell whether an operation is the first weight of an MLP: the first matrix after attention."""
     weights = set(weight_matrices(block))
     kinds = [operator(o.fn).kind for o in block.ops]
     if Kind.ATTENTION not in kinds:
@@ -50,17 +50,17 @@ def is_feed_forward(op: Op, block: Block) -> bool:
 
 
 def is_weight(op: Op, block: Block) -> bool:
-    """An operation with a weight matrix."""
+    """Tell whether an operation has a weight matrix."""
     return bool(set(weight_matrices(block)) & set(op.inputs))
 
 
 def is_attention(op: Op, block: Block) -> bool:
-    """Attention itself."""
+    """Tell whether an operation is attention itself."""
     return operator(op.fn).kind is Kind.ATTENTION
 
 
 def is_experts(op: Op, block: Block) -> bool:
-    """All experts of a layer."""
+    """Tell whether an operation is all experts of a layer."""
     return operator(op.fn).kind is Kind.EXPERTS
 
 

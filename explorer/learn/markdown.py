@@ -125,7 +125,7 @@ def read_lesson(
 
 
 def _gather_facts(learner: Learner, values: Values, now: Live) -> dict[str, Any]:
-    """Everything that the prose of a lesson may name: the model and cluster shown, the controls, and what the lesson computed."""
+    """Gather everything that the prose of a lesson may name: the model and cluster shown, the controls, and what the lesson computed."""
     shown = now.shown or learner
     gpu, layer = shown.cluster.gpu, shown.find_layer()
     standard = {
@@ -200,7 +200,7 @@ def _draw_step(title: str, body: str, pictures: Mapping[str, Drawn]) -> str:
 
 
 def _draw_picture(picture: Drawn, description: str) -> str:
-    """Markup of a picture; a screen reader reads its description."""
+    """Return the markup of a picture; a screen reader reads its description."""
     if isinstance(picture, Drawing):
         return svg(picture, description)
     return picture.markup(description) if isinstance(picture, Film) else picture
@@ -242,13 +242,13 @@ def _split_paragraphs(text: str) -> tuple[str, ...]:
 
 
 def _one_line(text: str) -> str:
-    """Lines joined by one space; the thin spaces within numbers stay."""
+    """Join lines by one space; the thin spaces within numbers stay."""
     return re.sub(r"[ \t\n]+", " ", text).strip(" ")
 
 
 @cache
 def _make_environment() -> Environment:
-    """Templates that fail where a value is missing, with the filters by which numbers are written everywhere in the explorer."""
+    """Make templates that fail where a value is missing, with the filters by which numbers are written everywhere in the explorer."""
     environment = Environment(
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -275,5 +275,5 @@ def _make_environment() -> Environment:
 
 
 def plural(n: int, word: str) -> str:
-    """`1 GPU`, `2 GPUs`."""
+    """Write a number of things: `1 GPU`, `2 GPUs`."""
     return f"{n} {word}{'s' * (n != 1)}"

@@ -9,7 +9,7 @@ from explorer.learn.lessons import LESSONS
 
 
 def scene_and_question(number: int, learner: Learner, values: Values) -> tuple[Scene, Question]:
-    """Scene and question of lesson `number` at these settings. Raises PlannerError as the lesson does."""
+    """Return the scene and question of lesson `number` at these settings. Raises PlannerError as the lesson does."""
     return _scene_and_question(number, learner, tuple(values.items()))
 
 
@@ -22,7 +22,7 @@ def _scene_and_question(
 
 
 def explorer_settings(number: int, learner: Learner, values: Values) -> dict[str, str]:
-    """Settings of the address under which the explorer shows what lesson `number` shows."""
+    """Return the settings of the address under which the explorer shows what lesson `number` shows."""
     return dict(_explorer_settings(number, learner, tuple(values.items())))
 
 

@@ -20,7 +20,7 @@ MAX_CACHED = 48
 
 @st.cache_resource(show_spinner=False)
 def _results() -> ResultCache[Request, Result]:
-    """By request of the page: its result after the search of stages."""
+    """Return by request of the page: its result after the search of stages."""
     return ResultCache(MAX_CACHED)
 
 

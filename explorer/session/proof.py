@@ -15,7 +15,7 @@ MAX_CACHED = 48
 
 @st.cache_resource(show_spinner=False)
 def _results() -> ResultCache[Request, Result]:
-    """By request of the page: the result with its gap closed as far as it can be."""
+    """Return by request of the page: the result with its gap closed as far as it can be."""
     return ResultCache(MAX_CACHED)
 
 

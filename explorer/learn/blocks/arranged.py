@@ -76,13 +76,13 @@ def with_llama_block(learner: Learner) -> tuple[Learner, str, str]:
 
 
 def short_name(weight: str) -> str:
-    """`q_proj` of `self_attn.q_proj.weight`."""
+    """Return `q_proj` of `self_attn.q_proj.weight`."""
     return weight.removesuffix(".weight").rpartition(".")[2]
 
 
 @remember(64)
 def arrange_megatron(learner: Learner, devices: int, sequence: bool) -> ArrangedBlock | None:
-    """Megatron-LM's plan on `devices` neighbours; None where its heads or tokens do not divide."""
+    """Return Megatron-LM's plan on `devices` neighbours; None where its heads or tokens do not divide."""
     learner, name, _ = with_llama_block(learner)
     planner, mesh = placing.on_neighbours(learner, devices), DeviceMesh(("tensor",), (devices,))
     method = BASELINES["megatron-sp" if sequence else "megatron"]

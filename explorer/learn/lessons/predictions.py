@@ -27,7 +27,7 @@ from explorer.text import units
 def sketch_memory_by_gpus(
     peaks: Mapping[int, float], room: tuple[float, str], whole: float, activations: float
 ) -> Prediction | None:
-    """Lesson 1: the fullest moment of each of n GPUs, from that of one (`peaks` by n, bytes).
+    """Sketch for lesson 1 the fullest moment of each of n GPUs, from that of one (`peaks` by n, bytes).
 
     `whole` are bytes that every GPU keeps whole, `activations` those of one GPU. None where there is but one.
     """
@@ -57,7 +57,7 @@ def sketch_memory_by_gpus(
 def sketch_waits(
     tokens: Sequence[int], gather: float, compute: Mapping[int, float], sums: Mapping[int, float]
 ) -> Prediction:
-    """Lesson 14: what a layer waits for forward, under FSDP and under tensor parallelism, by tokens per GPU (seconds)."""
+    """Sketch for lesson 14 what a layer waits for forward, under FSDP and under tensor parallelism, by tokens per GPU (seconds)."""
     first, last = tokens[0], tokens[-1]
     fsdp = [1e3 * max(0.0, gather - compute[t]) for t in tokens]
     tensor = [1e3 * sums[t] for t in tokens] if any(sums.values()) else []
@@ -95,7 +95,7 @@ def sketch_waits(
 
 
 def sketch_streams(busy: float, traffic: float) -> Prediction | None:
-    """Lesson 15: when the gathers and the compute of two more layers begin, under FSDP (seconds). None where nothing is gathered."""
+    """Sketch for lesson 15 when the gathers and the compute of two more layers begin, under FSDP (seconds). None where nothing is gathered."""
     if traffic <= 0:
         return None
     b, g = 1e3 * busy, 1e3 * traffic
@@ -132,7 +132,7 @@ def sketch_streams(busy: float, traffic: float) -> Prediction | None:
 def sketch_zero_stages(
     whole: float, kinds: tuple[int, int, int, int], truth: Mapping[str, float], n: int, inner: int
 ) -> Prediction:
-    """Lesson 16: bytes per parameter that a GPU keeps by stage. `kinds` are those of the copy to compute with, the fp32 weights, the averages and
+    """Sketch for lesson 16 bytes per parameter that a GPU keeps by stage. `kinds` are those of the copy to compute with, the fp32 weights, the averages and
     the gradient; `whole` is their sum."""
     copy, stored, averages, gradient = kinds
     part = whole / n
@@ -153,7 +153,7 @@ def sketch_zero_stages(
 def sketch_backward_memory(
     forward: Sequence[float], backward: Sequence[float], stays: float, whole: float, n: int
 ) -> Prediction:
-    """Lesson 17: memory without buffers on the way back (bytes at each moment). `stays` stands all the time, `whole` are gradients that were not dealt to n
+    """Sketch for lesson 17 memory without buffers on the way back (bytes at each moment). `stays` stands all the time, `whole` are gradients that were not dealt to n
     GPUs."""
     gib = units.GIB
     top, shares = forward[-1], (0.25, 0.5, 0.75, 1.0)

@@ -29,7 +29,7 @@ def draw_area(
     mark: tuple[int, str] | None = None,
     upto: int | None = None,
 ) -> Drawing:
-    """Bands stacked in order; `parts` are (first moment, name) along the axis, `mark` a moment with its words.
+    """Stack bands in order; `parts` are (first moment, name) along the axis, `mark` a moment with its words.
 
     The moments from `upto` on keep their room and are not drawn.
     """

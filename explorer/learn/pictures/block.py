@@ -89,7 +89,7 @@ def draw_block(case: ArrangedBlock, look: BlockStyle = PLAIN) -> Drawing:
 
 
 def _draw_half(case: ArrangedBlock, h: int, look: BlockStyle) -> Drawing:
-    """Attention or the feed-forward part."""
+    """Draw attention or the feed-forward part."""
     firsts, last = HALVES[h][:-1], HALVES[h][-1]
     top = 40.0
     # The wire runs at the middle of the first products: three of attention, two of the feed-forward part.

@@ -78,7 +78,7 @@ def _tile(chunk: Chunk | None, cell: float) -> Drawing | None:
 
 
 def _corners(frames: Sequence[Drawing]) -> list[tuple[float, float]]:
-    """Frames of one size in equal rows no wider than a picture."""
+    """Place frames of one size in equal rows no wider than a picture."""
     width, height = max(f.width for f in frames) + 14, frames[0].height + 14
     most = max(1, int((WIDTH + 14) // width))
     per = -(-len(frames) // -(-len(frames) // most))

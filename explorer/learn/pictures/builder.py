@@ -38,7 +38,7 @@ def draw_builder(
 
 
 def _numbers(values: NDArray[np.float64]) -> str:
-    """Whole numbers, empty where a choice cannot run."""
+    """Write whole numbers, empty where a choice cannot run."""
     return ",".join(f"{v:.0f}" if np.isfinite(v) else "" for v in values)
 
 

@@ -19,7 +19,7 @@ NARROW = 430.0
 def label(
     x: float, y: float, words: str, anchor: str = "start", *, size: float = 13, halo: int = 0, bold: bool = False
 ) -> str:
-    """Words at a point of a chart; a `halo` of paper, in pixels, keeps them legible on lines and areas."""
+    """Write words at a point of a chart; a `halo` of paper, in pixels, keeps them legible on lines and areas."""
     weight = ' font-weight="600"' if bold else ""
     edge = f' stroke="{PAPER}" stroke-width="{halo}" paint-order="stroke"' if halo else ""
     return (
@@ -111,7 +111,7 @@ def key(parts: Iterable[BarPiece], width: float = WIDTH) -> Drawing:
 
 
 def memory_pieces(num_bytes: Mapping[str, float]) -> tuple[BarPiece, ...]:
-    """Pieces of one GPU's memory, by the kinds of `MEMORY_KINDS`; other keys, and kinds that take nothing, are left out."""
+    """Return pieces of one GPU's memory, by the kinds of `MEMORY_KINDS`; other keys, and kinds that take nothing, are left out."""
     return tuple(
         BarPiece(MEMORY_NAMES[k], float(num_bytes[k]), MEMORY_COLOURS[k], dotted=k in ("grads", "activations"))
         for k in MEMORY_KINDS
@@ -120,7 +120,7 @@ def memory_pieces(num_bytes: Mapping[str, float]) -> tuple[BarPiece, ...]:
 
 
 def wrap(boxes: Sequence[Drawing], width: float, gap: float = 16) -> Drawing:
-    """Boxes in rows no wider than `width`."""
+    """Put boxes in rows no wider than `width`."""
     rows: list[list[Drawing]] = [[]]
     for b in boxes:
         if rows[-1] and sum(o.width + gap for o in rows[-1]) + b.width > width:
@@ -130,12 +130,12 @@ def wrap(boxes: Sequence[Drawing], width: float, gap: float = 16) -> Drawing:
 
 
 def grid(boxes: Sequence[Drawing], per_row: int, gap: float = 10) -> Drawing:
-    """Boxes in rows of `per_row`, their tops aligned."""
+    """Put boxes in rows of `per_row`, their tops aligned."""
     return column(*(row(*boxes[i : i + per_row], gap=gap, align=0) for i in range(0, len(boxes), per_row)), gap=gap)
 
 
 def even_grid(boxes: Sequence[Drawing]) -> Drawing:
-    """Boxes in rows of nearly equal length, not much wider than a chart."""
+    """Put boxes in rows of nearly equal length, not much wider than a chart."""
     most = max(1, int(660 // (max(b.width for b in boxes) + 10)))
     num_rows = -(-len(boxes) // most)
     return grid(boxes, -(-len(boxes) // num_rows))
@@ -212,7 +212,7 @@ def plot(
     y_shown: Callable[[float], str],
     marks: Sequence[tuple[float, str]] = (),
 ) -> Drawing:
-    """Curves by their names at `xs`, on logarithmic scales (all values positive); `marks` are vertical lines with their names."""
+    """Draw curves by their names at `xs`, on logarithmic scales (all values positive); `marks` are vertical lines with their names."""
     bottom = 226.0
     values_by_name = {name: [curve(x) for x in xs] for name, curve in curves.items()}
     ys = [y for values in values_by_name.values() for y in values]
@@ -235,7 +235,7 @@ def plot(
 def timeline(
     tracks: Sequence[tuple[str, Sequence[tuple[float, float, str, str]]]], shown: Callable[[float], str], end: float
 ) -> Drawing:
-    """Rows of (start, end, words, colour) spans on one time scale from 0 to `end`.
+    """Draw rows of (start, end, words, colour) spans on one time scale from 0 to `end`.
 
     Words stand in their span, or next to it where only that has room.
     """
@@ -260,7 +260,7 @@ def timeline(
 
 
 def _label_next_to(words: str, start: float, stop: float, y: float, left: bool, right: bool) -> list[str]:
-    """Words after a span that is too short for them, or before it; none where neither side has room."""
+    """Write words after a span that is too short for them, or before it; none where neither side has room."""
     if right:
         return [label(stop + 4, y + 20, words, size=12.5)]
     return [label(start - 4, y + 20, words, "end", size=12.5)] if left else []
@@ -302,7 +302,7 @@ class Dots:
 
 
 def scatter(clouds: Sequence[Dots], x_name: str, y_name: str, shown: Callable[[float], str]) -> Drawing:
-    """Points on equal logarithmic axes with the line on which y is x, and the band of 10 % around it."""
+    """Draw points on equal logarithmic axes with the line on which y is x, and the band of 10 % around it."""
     values = [v for cloud in clouds for point in cloud.points for v in point]
     ends = (min(values) / 1.1, max(values) * 1.1)
     px, py = Scale(*ends, LEFT, WIDTH - 12), Scale(*ends, 356, 24)
@@ -336,7 +336,7 @@ def columns(
     mark: int | None = None,
     level: tuple[float, str] | None = None,
 ) -> Drawing:
-    """Counts as upright bars with their names below; bar `mark` is outlined, `level` is a dashed line with its name."""
+    """Draw counts as upright bars with their names below; bar `mark` is outlined, `level` is a dashed line with its name."""
     width, height, left, low = WIDTH, 240.0, 8.0, 40.0
     step = (width - left) / len(items)
     most = max((v for _, v in items), default=0) or 1

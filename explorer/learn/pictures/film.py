@@ -59,7 +59,7 @@ class Film:
 
 
 def _draw_cell(cell: Cell) -> str:
-    """Its bodies, each from the first to the last stop at which it stands."""
+    """Draw the bodies of a cell, each from the first to the last stop at which it stands."""
     runs: list[tuple[int, int, Drawing]] = []
     for stop, body in enumerate(cell.bodies):
         if body is None:

@@ -93,7 +93,7 @@ class Prediction:
 
 
 def bars(sketch: Sketch, known: tuple[str, float], limit: tuple[float, str] | None = None) -> str:
-    """Horizontal bars whose ends are dragged, below one that is `known`; `limit` is a dashed line with its name."""
+    """Draw horizontal bars whose ends are dragged, below one that is `known`; `limit` is a dashed line with its name."""
     left, right, top = _rows_left([known[0], *(h.name for h in sketch.handles)]), WIDTH - 84, 24.0 if limit else 4.0
     scale = (right - left) / sketch.most
     still, truth, moving = [at(0, top + 4, text(known[0], 14))], [], []
@@ -124,7 +124,7 @@ def bars(sketch: Sketch, known: tuple[str, float], limit: tuple[float, str] | No
 
 
 def spans(sketch: Sketch, tracks: Sequence[tuple[str, Sequence[tuple[float, float, str, str]]]]) -> str:
-    """Spans of time on `tracks`, each (name, what stands there from the start as (start, end, words, colour)); a handle's row is its track."""
+    """Draw spans of time on `tracks`, each (name, what stands there from the start as (start, end, words, colour)); a handle's row is its track."""
     left, right, top = _rows_left(name for name, _ in tracks), WIDTH - 8, 4.0
     scale = (right - left) / sketch.most
     still, truth, moving = [], [], []
@@ -153,7 +153,7 @@ def spans(sketch: Sketch, tracks: Sequence[tuple[str, Sequence[tuple[float, floa
 def curves(
     sketch: Sketch, lines: Sequence[Curve], ticks: Sequence[tuple[float, str]], y_name: str, still: str = ""
 ) -> str:
-    """Curves through points that are dragged up and down; `ticks` are (place from 0 to 1, words) along the axis. `still` is drawn behind, in the
+    """Draw curves through points that are dragged up and down; `ticks` are (place from 0 to 1, words) along the axis. `still` is drawn behind, in the
     coordinates of `curve_scales`."""
     px, py = curve_scales(sketch.most)
     frame, truth, moving = [still, _draw_label(0, 14, y_name)], [], []
@@ -205,7 +205,7 @@ def _path_through(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _rows_left(names: Iterable[str]) -> float:
-    """Where rows begin, behind their names."""
+    """Return where rows begin, behind their names."""
     # 7.6 px is a letter of 14 px type in the mean.
     return 14 + 7.6 * max(map(len, names))
 
@@ -220,7 +220,7 @@ def _draw_short_span(x: float, y: float, wide: float, words: str, colour: str) -
 
 
 def _short_name(name: str) -> str:
-    """`layer 2` of `gather of layer 2`."""
+    """Return `layer 2` of `gather of layer 2`."""
     return name.rpartition(" of ")[2]
 
 
@@ -238,7 +238,7 @@ def _draw_handle(
     wide: float = 0.0,
     words: str = "",
 ) -> str:
-    """Handle number i at (x, y): something to grab, as large as a finger, and its value beside it where `value_at` says so."""
+    """Draw handle number i at (x, y): something to grab, as large as a finger, and its value beside it where `value_at` says so."""
     h = sketch.handles[i]
     grab = f'<rect class="hit" x="{-22 if not wide else 0}" y="-22" width="{wide or 44:.1f}" height="{44 + HIGH * bool(wide):.0f}" fill="transparent"/>'
     if value_at:

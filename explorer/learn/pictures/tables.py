@@ -55,7 +55,7 @@ def draw_table(lines: Sequence[str]) -> str:
 
 
 def read_rows(lines: Sequence[str]) -> tuple[list[str], list[list[str]], int | None]:
-    """Head and rows of a table, and the row that is meant. Raises ValueError where a row has other cells than the head."""
+    """Return the head and rows of a table, and the row that is meant. Raises ValueError where a row has other cells than the head."""
     cells = [[c.strip(" ") for c in BETWEEN.split(ROW.sub("", line))] for line in lines]
     if not (len(lines) > 1 and RULE.match(lines[1])):
         raise ValueError(f"a table has a rule below its head: {lines[0]!r}")

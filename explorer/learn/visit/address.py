@@ -11,7 +11,7 @@ KEYS = ("lesson", "step", "with", "done")
 
 
 def write_lesson_address(lesson: Lesson, values: Mapping[str, Choice], step: int) -> dict[str, str]:
-    """`lesson=collectives&step=3&with=n:6,bytes:1024`."""
+    """Write `lesson=collectives&step=3&with=n:6,bytes:1024`."""
     params = {"lesson": lesson.key}
     if step > 0:
         params["step"] = str(step + 1)
@@ -20,7 +20,7 @@ def write_lesson_address(lesson: Lesson, values: Mapping[str, Choice], step: int
 
 
 def read_address(params: Mapping[str, str]) -> tuple[Lesson, dict[str, Choice], int, list[str]]:
-    """Lesson, controls and step of an address, and a sentence for each part that cannot be read."""
+    """Return lesson, controls and step of an address, and a sentence for each part that cannot be read."""
     problems: list[str] = []
     key = key_of(params.get("lesson", LESSONS[0].key))
     if not key:

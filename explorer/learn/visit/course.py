@@ -63,7 +63,7 @@ def _show_entry(lesson: Lesson, *, done: bool) -> None:
 
 
 def _show_glossary() -> None:
-    """Every word that a lesson defines, with the lesson's number."""
+    """Show every word that a lesson defines, with the lesson's number."""
     words = sorted((term, meaning, x.number) for x in LESSONS for term, meaning in x.terms)
     with st.expander(f"{len(words)} words of the course", key="glossary"):
         st.markdown("  \n".join(f"**{term}**: {meaning} ({number})" for term, meaning, number in words))

@@ -93,13 +93,13 @@ def open_lesson() -> Lesson | None:
 
 
 def state_of(lesson: Lesson) -> LessonState:
-    """Where the learner is in a lesson."""
+    """Return where the learner is in a lesson."""
     lesson_state: LessonState = st.session_state["learn"].setdefault(lesson.number, LessonState(lesson.defaults()))
     return lesson_state
 
 
 def mark_solved(keys: Iterable[str]) -> None:
-    """These lessons were solved elsewhere: in this browser before, or where a link comes from."""
+    """Mark lessons that were solved elsewhere: in this browser before, or where a link comes from."""
     for key in keys:
         state_of(by_key(key)).solved = True
 

@@ -48,7 +48,7 @@ def gpu_counts(learner: Learner) -> list[int]:
 
 @remember(128)
 def memory_by_gpus(learner: Learner, batch: int, keeps: StepSettings) -> dict[int, tuple[dict[str, int], bool]]:
-    """`memory_of_gpu` by the number of GPUs."""
+    """Return `memory_of_gpu` by the number of GPUs."""
     return {n: memory_of_gpu(learner, batch, n, keeps) for n in gpu_counts(learner)}
 
 

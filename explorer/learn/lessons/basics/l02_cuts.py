@@ -46,7 +46,7 @@ def multiply(cut: str, devices: int, seed: int) -> dict[str, Any]:
 
 
 def joining_film(c: dict[str, Any], columns: bool) -> Film:
-    """One device after the other hands its piece to Y: columns find their place, terms are added to what is there."""
+    """Show one device after the other hand its piece to Y: columns find their place, terms are added to what is there."""
     import torch
 
     n, joined = len(c["pieces"]), torch.zeros(N, N, dtype=torch.float64)

@@ -19,7 +19,7 @@ from planner_core.cost.communication import AxisLink, algorithms, axis_links, co
 
 @remember(32)
 def run_ring(n: int) -> list[dict[str, Any]]:
-    """States of a ring all-reduce of n chunks on n devices: values, how many terms each holds, who sent what. The sum of
+    """Return the states of a ring all-reduce of n chunks on n devices: values, how many terms each holds, who sent what. The sum of
     chunk r is finished on device r."""
     import torch
 
@@ -41,7 +41,7 @@ def run_ring(n: int) -> list[dict[str, Any]]:
 
 
 def neighbour_link(learner: Learner, n: int) -> AxisLink:
-    """n neighbouring GPUs of the learner's cluster."""
+    """Return the link between n neighbouring GPUs of the learner's cluster."""
     return axis_links(learner.cluster.with_sizes(n), DeviceMesh(("tensor",), (n,)))[0]
 
 
@@ -84,7 +84,7 @@ def _ring_film(states: list[dict[str, Any]], n: int) -> Film:
 
 
 def _make_chunk(state: dict[str, Any], n: int, r: int, c: int) -> Chunk:
-    """Chunk c as device r holds it: grey where all hold the sums, solid with all terms, else hatched."""
+    """Return chunk c as device r holds it: grey where all hold the sums, solid with all terms, else hatched."""
     done, full = bool((state["terms"] == n).all()), int(state["terms"][r, c]) == n
     look: Style = ("R", None) if done else ("S", c) if full else ("P", c)
     return look, f"{float(state['data'][r, c]):.0f}"

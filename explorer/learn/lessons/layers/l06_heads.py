@@ -17,7 +17,7 @@ from planner_core.core import Shard, ShardingError, local_shape
 
 @remember(32)
 def attention_error(heads: int, kv_heads: int, devices: int) -> float:
-    """Largest difference between attention whole and with its heads dealt out; needs both numbers of heads to divide."""
+    """Return the largest difference between attention whole and with its heads dealt out; needs both numbers of heads to divide."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -64,7 +64,7 @@ def live(learner: Learner, values: Values) -> Live:
 
 
 def _draw_block(learner: Learner, t: int) -> tuple[dict[str, Picture], dict[str, Any]]:
-    """Lessons 5 and 6 together: both halves of a block, with f and g, and what its sums carry. Nothing where heads do not divide."""
+    """Draw both halves of a block, with f and g (lessons 5 and 6 together), and say what its sums carry. Nothing where heads do not divide."""
     case = arranged.arrange_megatron(learner, t, False)
     if case is None:
         return {}, {}
@@ -92,7 +92,7 @@ def _draw_heads(heads: int, kv: int) -> Drawing:
 
 
 def _draw_dealt_heads(kinds: tuple[int, ...], t: int) -> Drawing:
-    """Query heads, and key-value heads if given, on each of t devices; the first devices take what is left over."""
+    """Draw query heads, and key-value heads if given, on each of t devices; the first devices take what is left over."""
     frames = []
     for r in range(t):
         rows = []

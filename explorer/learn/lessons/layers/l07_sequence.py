@@ -55,7 +55,7 @@ def activation_bytes(learner: Learner, devices: int, sequence: bool) -> int:
 
 @remember(16)
 def split_loss(devices: int) -> dict[str, Any]:
-    """Cross-entropy with the classes split over devices, by a maximum and two sums per token, against torch's on the whole."""
+    """Compute the cross-entropy with classes split over devices, by a maximum and two sums per token, and torch's on the whole."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -84,7 +84,7 @@ def split_loss(devices: int) -> dict[str, Any]:
 
 @remember(16)
 def split_embedding(devices: int) -> dict[str, Any]:
-    """Looking up words in a table of which each device has some rows: zeros for the words of others, and the sum."""
+    """Look words up in a table of which each device has some rows: zeros for the words of others, and the sum."""
     import torch
     from torch.nn.functional import embedding as look_up
 

@@ -37,7 +37,7 @@ CUTS = {
 
 @remember(64)
 def run_backward(cut_name: str, seed: int) -> dict[str, Any]:
-    """Forward and backward of sum((X W)²) whole and on two devices: gradients as each device makes them."""
+    """Run forward and backward of sum((X W)²) whole and on two devices: gradients as each device makes them."""
     import torch
 
     gen = torch.Generator().manual_seed(seed)
@@ -69,7 +69,7 @@ def run_backward(cut_name: str, seed: int) -> dict[str, Any]:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """Forward placements, gradients on each device, the sum, and all ways as one algebra."""
+    """Return forward placements, gradients on each device, the sum, and all ways as one algebra."""
     cut_name, names = str(values["way"]), LESSON.controls[0].names
     cut, c = CUTS[cut_name], run_backward(cut_name, int(values["seed"]))
     forward = [(("X", c["xs"][r], cut.x), ("W", c["ws"][r], cut.w), ("Y", c["ys"][r], cut.y)) for r in range(N)]

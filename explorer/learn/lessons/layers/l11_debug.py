@@ -30,7 +30,7 @@ twice as many in backward; two for each of four weights."""
 
 
 def run_attention(x: Any, weights: list[Any], fault: str) -> Any:
-    """Attention over samples, heads dealt to two GPUs of a tensor group; the terms of the output are summed."""
+    """Run attention over samples, heads dealt to two GPUs of a tensor group; the terms of the output are summed."""
     import torch
 
     q, k, v, o = weights
@@ -105,7 +105,7 @@ class TraceSpan:
 
 
 def trace_step(cluster: Cluster, fault: str) -> list[TraceSpan]:
-    """One step of the second GPU of a tensor group, on four GPUs of a node like the learner's: every kernel of so small a layer takes
+    """Trace one step of the second GPU of a tensor group, on four GPUs of a node like the learner's: every kernel of so small a layer takes
     its launch, and what follows a message waits for it."""
     data, tensor = axis_links(cluster.with_sizes(4), DeviceMesh(("data", "tensor"), (2, 2)))
     spans, now, sends = [], 0.0, list_messages(fault)
@@ -127,7 +127,7 @@ def trace_step(cluster: Cluster, fault: str) -> list[TraceSpan]:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """Losses, weights, messages, a trace; then the fault, and how each shows."""
+    """Return losses, weights, messages, a trace; then the fault, and how each shows."""
     fault = FAULTS[int(values["case"])]
     sick, well = train(fault), train("")
     numbers = {

@@ -107,14 +107,14 @@ def fastest_that_fits(learner: Learner, batch: int) -> GpuLayout | None:
 
 
 def with_ties(first: GpuLayout, others: Sequence[GpuLayout]) -> list[GpuLayout]:
-    """`first` and those of `others` that no prediction tells from it, by the planner's rule for whole steps, which have the same compute
+    """Return `first` and those of `others` that no prediction tells from it, by the planner's rule for whole steps, which have the same compute
     on top."""
     close = [o for o in others if o != first and first.seconds <= o.seconds <= (1 + MOST_DOUBT) * first.seconds]
     return [first, *sorted(close, key=lambda o: o.seconds)]
 
 
 def cost_by_level(cluster: Cluster) -> list[tuple[str, float, float, float]]:
-    """For a sum over all GPUs: each level's name, the share of the tensor that a GPU sends there, the level's bytes per second, and the
+    """Return for a sum over all GPUs each level's name, the share of the tensor that a GPU sends there, the level's bytes per second, and the
     seconds of a byte of tensor."""
     link: AxisLink = axis_links(cluster, DeviceMesh(("data",), (cluster.num_gpus,)))[0]
     levels, inside = [], 1
@@ -127,7 +127,7 @@ def cost_by_level(cluster: Cluster) -> list[tuple[str, float, float, float]]:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """Two layouts of equal volume, the cliff, and both choices."""
+    """Return two layouts of equal volume, the cliff, and both choices."""
     given = learner
     learner, note = learner.transformer()
     batch, cluster = int(values["batch"]), two_nodes(learner.cluster)
@@ -171,7 +171,7 @@ def live(learner: Learner, values: Values) -> Live:
 
 
 def _link_facts(cluster: Cluster) -> dict[str, Any]:
-    """Names and GB/s of the links inside a node and between nodes."""
+    """Return the names and GB/s of the links inside a node and between nodes."""
     inner, outer = cluster.levels[:2]
     rates = {"inner_rate": inner.bytes_per_s / 1e9, "outer_rate": outer.bytes_per_s / 1e9}
     return {"per": inner.size, "gpus": cluster.num_gpus, "inner": inner.name, "outer": outer.name, **rates}
@@ -190,14 +190,14 @@ def _crossing_bytes(learner: Learner, near: GpuLayout, batch: int, grads: int) -
 
 
 def _draw_groups(n: int, per: int) -> dict[str, Picture]:
-    """Tensor groups as large as a node, inside the nodes and across them."""
+    """Draw tensor groups as large as a node, inside the nodes and across them."""
     said = text("a number is a tensor group", 13, muted=True)
     dealt = {"inside": [r // per for r in range(n)], "across": [r % (n // per) for r in range(n)]}
     return {name: column(nodes(groups, per), said, gap=8) for name, groups in dealt.items()}
 
 
 def _all_reduce_by_size(cluster: Cluster, size: int) -> list[tuple[int, bool, float]]:
-    """(GPUs, whether they are neighbours, seconds) of one all_reduce, all groups of that size at work."""
+    """Return (GPUs, whether they are neighbours, seconds) of one all_reduce, all groups of that size at work."""
     n = cluster.num_gpus
     times = []
     for t in [t for t in range(2, n + 1) if n % t == 0]:
@@ -210,7 +210,7 @@ def _all_reduce_by_size(cluster: Cluster, size: int) -> list[tuple[int, bool, fl
 
 
 def _cliff_facts(cliff: list[tuple[int, bool, float]], per: int) -> dict[str, Any]:
-    """Two neighbours beside two strangers, and whether a full node takes less than half of it."""
+    """Return two neighbours beside two strangers, and whether a full node takes less than half of it."""
     near, far = (next(s for t, is_near, s in cliff if t == 2 and is_near is want) for want in (True, False))
     sizes = {t: s for t, is_near, s in cliff if is_near and t <= per}
     quicker = sizes.get(per, 0.0) < sizes.get(per // 2, 0.0)
@@ -218,7 +218,7 @@ def _cliff_facts(cliff: list[tuple[int, bool, float]], per: int) -> dict[str, An
 
 
 def _largest_sum(cluster: Cluster, grads: int) -> dict[str, Any] | None:
-    """Where the time of the largest sum comes from; None where all GPUs are on one level."""
+    """Return where the time of the largest sum comes from; None where all GPUs are on one level."""
     levels = cost_by_level(cluster)
     if len(levels) < 2:
         return None
@@ -228,7 +228,7 @@ def _largest_sum(cluster: Cluster, grads: int) -> dict[str, Any] | None:
 
 
 def _inside_and_across(layouts: tuple[GpuLayout, ...], per: int) -> tuple[GpuLayout, GpuLayout]:
-    """Tensor groups as large as a node: inside the nodes, and across them."""
+    """Return tensor groups as large as a node: inside the nodes, and across them."""
     near, far = (o for o in layouts if o.tensor == per)
     return near, far
 

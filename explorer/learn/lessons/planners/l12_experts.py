@@ -19,7 +19,7 @@ TOKENS, HIDDEN, WIDE = 16, 3, 4
 
 @remember(64)
 def route_tokens(devices: int, k: int, seed: int) -> dict[str, Any]:
-    """Tokens through k experts each, one expert per device: where they go, and the result against no devices at all."""
+    """Send tokens through k experts each, one expert per device: where they go, and the result against no devices at all."""
     import torch
 
     gen = torch.Generator().manual_seed(seed)
@@ -59,7 +59,7 @@ def tokens_and_width(learner: Learner) -> tuple[int, int]:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """Tokens at home, the table of messages, tokens at their experts, back, and the bill for the sizes of a model with experts."""
+    """Return tokens at home, the table of messages, tokens at their experts, back, and the bill for the sizes of a model with experts."""
     n, k = int(values["n"]), int(values["k"])
     c = route_tokens(n, k, int(values["seed"]))
     routed, note = learner.routed()
@@ -96,7 +96,7 @@ def _draw_homes(c: dict[str, Any], n: int, back: bool = False) -> Drawing:
 
 
 def travel_film(c: dict[str, Any], n: int) -> Film:
-    """Tokens at home, at their experts, and home again; each device has rows for its own tokens and, below, for those that arrive."""
+    """Show tokens at home, at their experts, and home again; each device has rows for its own tokens and, below, for those that arrive."""
     home, chosen = c["home"].tolist(), c["chosen"].tolist()
     each, most = TOKENS // n, int(c["load"].max())
     below = -(-each // WIDE) * WIDE  # the first place of those that arrive

@@ -186,7 +186,7 @@ def focus(learner: Learner, values: Values) -> dict[str, str]:
 
 
 def cases(learner: Learner, values: Values) -> list[tuple[str, dict[str, Choice]]]:
-    """For a file: the learner's own choice and three that are worth knowing."""
+    """Return the cases of a file: the learner's own choice and three that are worth knowing."""
     shown, block, _ = with_llama_block(learner)
     best = score_choices(shown, block, int(values["t"])).choice[
         best_within(score_choices(shown, block, int(values["t"])), row_of_choice(values))

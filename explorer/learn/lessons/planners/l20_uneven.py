@@ -41,7 +41,7 @@ def tokens_at_home(skew: int, seed: int) -> tuple[int, ...]:
 
 
 def apply_capacity(load: tuple[int, ...], factor: int) -> tuple[int, int, int]:
-    """Places of each expert at a capacity factor in hundredths, tokens dropped, places left empty. Without a limit (0) experts
+    """Return the places of each expert at a capacity factor in hundredths, tokens dropped, places left empty. Without a limit (0) experts
     compute just their tokens, so nothing is empty."""
     if factor == 0:
         return max(load), 0, 0
@@ -85,7 +85,7 @@ def expert_parallel_step_s(learner: Learner, imbalance: float) -> float:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """Loads, the hottest, capacity, messages, and what the planner prices."""
+    """Return loads, the hottest, capacity, messages, and what the planner prices."""
     learner, stands_in = learner.routed()
     learner, numbers_note = with_16_bit_products(learner)
     load, home = (f(int(values["skew"]), int(values["seed"])) for f in (tokens_by_expert, tokens_at_home))

@@ -22,7 +22,7 @@ ITEM_BYTES, TOKENS_EACH = 2, 4
 
 @remember(8)
 def run_ring_attention(n: int) -> dict[str, Any]:
-    """Attention over n devices with `TOKENS_EACH` tokens each: whose keys each has seen after every turn, its running weights (the sums
+    """Run attention over n devices with `TOKENS_EACH` tokens each: whose keys each has seen after every turn, its running weights (the sums
     that softmax divides by), and the error at the end."""
     import torch
 
@@ -53,7 +53,7 @@ def run_ring_attention(n: int) -> dict[str, Any]:
 
 
 def causal_pairs(n: int, zigzag: bool) -> list[int]:
-    """Pairs of 2n blocks (query, key not behind it) that each of n devices computes: neighbours get neighbouring blocks, or one from
+    """Count the pairs of 2n blocks (query, key not behind it) that each of n devices computes: neighbours get neighbouring blocks, or one from
     the front and one from the back."""
     blocks = [(r, 2 * n - 1 - r) if zigzag else (2 * r, 2 * r + 1) for r in range(n)]
     return [sum(b + 1 for b in mine) for mine in blocks]
@@ -105,7 +105,7 @@ def live(learner: Learner, values: Values) -> Live:
 
 
 def _corner(r: int) -> tuple[float, float]:
-    """Where GPU r stands: four in a row, the next four below from right to left, so that neighbours of the ring are neighbours here."""
+    """Return where GPU r stands: four in a row, the next four below from right to left, so that neighbours of the ring are neighbours here."""
     row, column = divmod(r, 4)
     return 150.0 * (3 - column if row else column), 184.0 * row
 
@@ -156,7 +156,7 @@ def accepts_length(learner: Learner, tokens: int) -> bool:
 
 @remember(32)
 def price_layouts(learner: Learner, tokens: int, n: int) -> dict[str, tuple[int, float, bool, int]]:
-    """Memory, step time, whether it fits, and how many texts a step has, of one text of `tokens` for each GPU, and for each `n` GPUs, as
+    """Return memory, step time, whether it fits, and how many texts a step has, of one text of `tokens` for each GPU, and for each `n` GPUs, as
     the planner prices them on all GPUs."""
     longer = Learner(replace(learner.request, seq=tokens))
     gpus = longer.cluster.num_gpus

@@ -31,7 +31,7 @@ ITEM_BYTES = 2
 
 @remember(8)
 def multiply_tiles(kind: str) -> dict[str, Any]:
-    """X W on a 2×2 mesh: each device's tile of W, its term, and the error of the sums against the whole."""
+    """Multiply X W on a 2×2 mesh: each device's tile of W, its term, and the error of the sums against the whole."""
     import torch
 
     gen = torch.Generator().manual_seed(3)
@@ -67,7 +67,7 @@ def layer_matrices(layer: Layer) -> tuple[LayerMatrix, ...]:
 
 
 def summed_features(layer: Layer) -> tuple[int, int]:
-    """Features per token that a layer sums over axis 1 and over axis 2, forward and backward, on a 1 × 1 mesh."""
+    """Return the features per token that a layer sums over axis 1 and over axis 2, forward and backward, on a 1 × 1 mesh."""
     sums = reductions(1, 1, layer_matrices(layer))
     first, second = (int(sum(r.share for r in sums if r.axis == axis)) for axis in (1, 2))
     return first, second
@@ -80,7 +80,7 @@ def axis_ratio(layer: Layer) -> float:
 
 
 def ring_cost(layer: Layer, mesh: tuple[int, int], b1: float, b2: float) -> float:
-    """(d1-1)/B1 + factor·(d2-1)/B2: the part of the ring time that the mesh decides."""
+    """Return (d1-1)/B1 + factor·(d2-1)/B2: the part of the ring time that the mesh decides."""
     return (mesh[0] - 1) / b1 + axis_ratio(layer) * (mesh[1] - 1) / b2
 
 
@@ -96,7 +96,7 @@ def best_mesh(layer: Layer, n: int, b1: float, b2: float) -> tuple[int, int]:
 
 
 def take_neighbours(cluster: Cluster, n: int) -> Cluster | None:
-    """`n` neighbouring GPUs of the cluster, or of one with more of its nodes; None where they do not divide evenly."""
+    """Return `n` neighbouring GPUs of the cluster, or of one with more of its nodes; None where they do not divide evenly."""
     levels, left = [], n
     for i, level in enumerate(cluster.levels):
         size = left if i == len(cluster.levels) - 1 and i else min(level.size, left)
@@ -118,7 +118,7 @@ def links_s(layer: Layer, tokens: int, mesh: tuple[int, int], cluster: Cluster) 
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """Tiles, the four all_reduces, meshes compared, growth, and the timeline."""
+    """Return tiles, the four all_reduces, meshes compared, growth, and the timeline."""
     learner, note = learner.transformer()
     n, ratio, chunks = int(values["n"]), int(values["ratio"]), int(values["chunks"])
     layer, load = learner.layer(), learner.planner.workload
@@ -159,7 +159,7 @@ def live(learner: Learner, values: Values) -> Live:
 
 
 def _shape_facts(layer: Layer) -> dict[str, Any]:
-    """Where the factor of the question's formula comes from: sizes, and the widths that a token sends over each axis."""
+    """Say where the factor of the question's formula comes from: sizes, and the widths that a token sends over each axis."""
     first, second = (x / layer.hidden for x in summed_features(layer))
     return {"hidden": layer.hidden, "inner": layer.inner, "gated": layer.gated, "first": first, "second": second}
 

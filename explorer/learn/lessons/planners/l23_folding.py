@@ -18,12 +18,12 @@ MAX_SHOWN_GROUPS = 7
 
 @remember(64)
 def fold_model(learner: Learner, least: int) -> tuple[FoldStep, ...]:
-    """Algorithm 1 on the learner's model."""
+    """Run Algorithm 1 on the learner's model."""
     return fold_steps(list_weight_nodes(learner.graph), least)
 
 
 def count_plans(learner: Learner) -> dict[str, float]:
-    """Matrices in all and in the unique blocks, and the logarithms of the numbers of plans."""
+    """Count the matrices in all and in the unique blocks, and the plans, as logarithms."""
     graph = learner.graph
     repeats = graph.num_repeats
     unique = {name: len(weight_matrices(block)) for name, block in graph.blocks.items()}
@@ -40,7 +40,7 @@ def count_plans(learner: Learner) -> dict[str, float]:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """Algorithm 1 depth by depth, what it keeps, and the number of plans."""
+    """Return Algorithm 1 depth by depth, what it keeps, and the number of plans."""
     depths, c, graph = fold_model(learner, int(values["least"])), count_plans(learner), learner.graph
     shared = shared_subgraphs(depths)
     blocks = [

@@ -72,18 +72,18 @@ def make_problem(learner: Learner, devices: int) -> tuple[Problem, float]:
 
 
 def then(a: Floats, b: Floats) -> Floats:
-    """[entry, exit]: one table after the other, by the least over every state between."""
+    """Return [entry, exit] of one table after the other, by the least over every state between."""
     least: Floats = (a[:, :, None] + b[None, :, :]).min(axis=1)
     return least
 
 
 def num_products(copies: int) -> int:
-    """Products of tables for so many copies: squarings, and one for each further binary digit."""
+    """Count the products of tables for so many copies: squarings, and one for each further binary digit."""
     return copies.bit_length() - 1 + copies.bit_count() - 1
 
 
 def table_powers(run: RunTable) -> list[tuple[int, Floats]]:
-    """(copies, their table) at 1, 2, 4, ... copies, and at all of them."""
+    """Return (copies, their table) at 1, 2, 4, ... copies, and at all of them."""
     powers = [(1, run.copy_seconds)]
     while 2 * powers[-1][0] <= run.copies:
         n, last = powers[-1]
@@ -95,7 +95,7 @@ def table_powers(run: RunTable) -> list[tuple[int, Floats]]:
 
 
 def block_choices(learner: Learner, devices: int, share: int) -> tuple[Floats, Floats, float]:
-    """Communication in ms and memory in GiB of all choices of lesson 13, and the memory allowed: so many percent of the way from
+    """Return communication in ms and memory in GiB of all choices of lesson 13, and the memory allowed: so many percent of the way from
     the least to what the quickest choice needs."""
     learner, block, _ = with_llama_block(learner)
     candidates = score_choices(learner, block, devices)
@@ -138,7 +138,7 @@ def round_to_microseconds(run: RunTable) -> RunTable:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """Ways, a table, two copies, all copies, the price of memory, the proof."""
+    """Return ways, a table, two copies, all copies, the price of memory, the proof."""
     learner, note = foldable_learner(learner)
     devices = int(values["t"])
     t = search_model(learner, devices)
@@ -204,13 +204,13 @@ def _find_least_copy(run: RunTable) -> dict[str, Any]:
 
 
 def _best_ends(run: RunTable) -> tuple[int, int]:
-    """From where to where two copies are spelled out: the best way of all of them."""
+    """Return from where to where two copies are spelled out: the best way of all of them."""
     i, j = np.unravel_index(int(run.run_seconds.argmin()), run.run_seconds.shape)
     return int(i), int(j)
 
 
 def _find_least_pair(run: RunTable) -> dict[str, Any]:
-    """Two copies by the state between them, and the least."""
+    """Return two copies by the state between them, and the least."""
     i, j = _best_ends(run)
     sums = run.copy_seconds[i] + run.copy_seconds[:, j]
     middle = [k for k in range(len(run.states)) if np.isfinite(sums[k])]
@@ -265,7 +265,7 @@ def _price_chart(p: MemoryPrice, ms: Floats, gib: Floats) -> Drawing:
 
 
 def _marks(p: MemoryPrice, x: Scale, y: Scale) -> list[str]:
-    """Rings around the best choice and the bound, each with a line to its words, which stand apart however near the two are."""
+    """Draw rings around the best choice and the bound, each with a line to its words, which stand apart however near the two are."""
     best, bound = ((x(a), y(b)) for a, b in ((p.best_gib, p.best_ms), (p.room_gib, p.bound_ms)))
     limit = bound[0]
     beside, toward = (limit + 22, -3) if limit + 175 < x.end else (limit - 175, 75)

@@ -26,7 +26,7 @@ SMALL = 2**14
 
 
 def node_link(cluster: Cluster, n: int) -> AxisLink:
-    """One GPU of each of `n` nodes (of `n` GPUs, if the cluster is one node), all groups at once."""
+    """Return the link of one GPU of each of `n` nodes (of `n` GPUs, if the cluster is one node), all groups at once."""
     if len(cluster.levels) == 1:
         return axis_links(cluster.with_sizes(n), DeviceMesh(("all",), (n,)))[0]
     return axis_links(take_nodes(cluster, n), DeviceMesh(("nodes", "inside"), (n, cluster.levels[0].size)))[0]
@@ -44,7 +44,7 @@ def hop_seconds(link: AxisLink) -> tuple[float, float]:
 
 
 def describe_origin(cluster: Cluster) -> dict[str, Any]:
-    """Where the seconds of a hop come from, as the cluster's links and the GPU's data file have it."""
+    """Say where the seconds of a hop come from, as the cluster's links and the GPU's data file have it."""
     gpu, outer = cluster.gpu, cluster.levels[-1]
     fitted = gpu.collectives
     stated = fitted is None or outer.latency_s != (fitted.ring_hop_s if len(cluster.levels) > 1 else fitted.hop_s)
@@ -74,7 +74,7 @@ def all_reduce_times(link: AxisLink, size: float) -> dict[str, float]:
 
 
 def collective_s(fixed_s: float, moved_s: float, curve: float) -> float:
-    """Latency, transfer, and the protocols between them, as the planner's collectives have it."""
+    """Return the sum of latency, transfer, and the protocols between them, as the planner's collectives have it."""
     return fixed_s + moved_s + curve * math.sqrt(fixed_s * moved_s)
 
 
@@ -195,7 +195,7 @@ def _members_film(
     height: float,
     still: str = "",
 ) -> Film:
-    """Members at their places, with what each holds and who sent to whom, stop by stop."""
+    """Show members at their places, with what each holds and who sent to whom, stop by stop."""
     total = sum(FIRST_NUMBERS)
     cells = tuple(
         Cell(

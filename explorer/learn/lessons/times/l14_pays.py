@@ -84,7 +84,7 @@ def sums_s(layer: Layer, cluster: Cluster, degree: int, tokens: int) -> float:
 
 
 def list_layouts(cluster: Cluster) -> dict[str, Layout]:
-    """Four ways to use all GPUs, by name."""
+    """Return four ways to use all GPUs, by name."""
     usual, t = usual_layouts(cluster), gpus_per_node(cluster)
     hybrid = {"HSDP": usual["HSDP"]} if cluster.num_gpus > t else {}
     tensor = {f"tensor parallel {t}": tensor_layout(cluster)}
@@ -178,7 +178,7 @@ def live(learner: Learner, values: Values) -> Live:
 
 
 def ridge_point(gpu: Gpu, dtype: str) -> float:
-    """FLOPs per byte from which on a GPU is limited by its arithmetic in `dtype`."""
+    """Return FLOPs per byte from which on a GPU is limited by its arithmetic in `dtype`."""
     return gpu.flops_per_s(dtype) / gpu.bytes_per_s
 
 

@@ -87,7 +87,7 @@ def main_layer(case: PricedLayout) -> PricedUnit:
 
 
 def layer_phases(case: PricedLayout) -> tuple[Phase, Phase]:
-    """Forward and backward of one copy of that block, in a micro-batch that bears what comes once a step."""
+    """Return forward and backward of one copy of that block, in a micro-batch that bears what comes once a step."""
     unit, c, k = main_layer(case), Component, case.model.contention
     components = unit_components(case, unit)
     return (
@@ -132,7 +132,7 @@ def gather_times(case: PricedLayout) -> tuple[int, float, float]:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """Forward, backward, contention, buckets, the whole step, and the band of its price."""
+    """Return forward, backward, contention, buckets, the whole step, and the band of its price."""
     layout_name, tokens = str(values["way"]), int(values["tokens"])
     case, note = plan_layout(learner, layout_name, tokens)
     forward, backward = layer_phases(case)
@@ -214,13 +214,13 @@ def name_of_model(case: PricedLayout) -> str:
 
 
 def _tokens_per_gpu(case: PricedLayout) -> int:
-    """Tokens of one GPU in a micro-batch."""
+    """Return the tokens of one GPU in a micro-batch."""
     load = case.planner.workload
     return load.batch * load.seq // load.accumulate // case.planner.cluster.num_gpus
 
 
 def _stream_chart(phase: Phase, *, back: bool) -> Drawing:
-    """Three layers in a row on two streams."""
+    """Draw three layers in a row on two streams."""
     order = (4, 3, 2) if back else (1, 2, 3)  # so that each has a neighbour whose weights come beside it
     computing, waiting, moving = [], [], []
     for i, layer in enumerate(order):

@@ -136,7 +136,7 @@ def _fsdp_over_zero1(n: int, inner: int, micro_batches: int) -> float:
 
 
 def _block_facts(block: ArrangedBlock | None) -> dict[str, int] | None:
-    """Neighbours, groups, and the bytes of weights that a GPU gathers before a layer."""
+    """Return neighbours, groups, and the bytes of weights that a GPU gathers before a layer."""
     if block is None:
         return None
     weights = sum(x.sent.num_bytes for x in block.messages if carries_weight(block, x) and x.sent.phase == "forward")

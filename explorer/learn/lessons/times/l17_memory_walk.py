@@ -47,7 +47,7 @@ def fullest_moment(case: PricedLayout) -> tuple[int, int]:
 
 
 def phase_of_peak(case: PricedLayout) -> int:
-    """When memory is fullest: 0 on the way forward, 1 where it turns, 2 on the way back, 3 in the optimizer's step."""
+    """Tell when memory is fullest: 0 on the way forward, 1 where it turns, 2 on the way back, 3 in the optimizer's step."""
     _, turn, step = memory_moments(case)
     at, _ = fullest_moment(case)
     if at >= step:
@@ -58,7 +58,7 @@ def phase_of_peak(case: PricedLayout) -> int:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """Forward, the whole curve, its fullest moment, recomputation, and micro-batches."""
+    """Return forward, the whole curve, its fullest moment, recomputation, and micro-batches."""
     recompute, m = str(values["recompute"]), int(values["m"])
     shown, _, note = with_samples(learner, TOKENS)
     case = price_usual(learner, "FSDP (ZeRO-3)", TOKENS // m, m, recompute)
@@ -118,7 +118,7 @@ def _sizes_at_peak(case: PricedLayout) -> dict[str, int]:
 
 
 def _price_cuts(learner: Learner, recompute: str) -> list[tuple[int, Plan, int, int]]:
-    """By the number of micro-batches: the plan, bytes of activations, and bytes that one GPU sends."""
+    """Price each number of micro-batches: the plan, bytes of activations, and bytes that one GPU sends."""
     cuts = []
     for m in MICRO_BATCHES:
         case = price_usual(learner, "FSDP (ZeRO-3)", TOKENS // m, m, recompute)

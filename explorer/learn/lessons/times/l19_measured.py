@@ -41,12 +41,12 @@ class FittedRun:
         return self.flops / self.peak / self.run.measured_s
 
     def one_constant(self, share: float) -> float:
-        """Predicted over measured, less one, if every run reached `share` of the peak."""
+        """Return predicted over measured, less one, if every run reached `share` of the peak."""
         return self.share / share - 1
 
 
 def step_flops(row: dict[str, str], micro_batch: int, accumulate: int, recompute: str) -> float:
-    """FLOPs of a step on one GPU: 2 per weight and token forward and 4 backward, attention's half of a square, and forward once
+    """Return FLOPs of a step on one GPU: 2 per weight and token forward and 4 backward, attention's half of a square, and forward once
     more where all is computed again. `row` is a run's line of runs.csv."""
     hidden, layers, seq = int(row["hidden"]), int(row["layers"]), int(row["seq_len"])
     keys = hidden * int(row["kv_heads"] or row["heads"]) // int(row["heads"])
@@ -60,7 +60,7 @@ def step_flops(row: dict[str, str], micro_batch: int, accumulate: int, recompute
 
 @remember(1)
 def fitted_runs() -> tuple[FittedRun, ...]:
-    """The published runs with their FLOPs; shapes come from the file that their sources fill."""
+    """Return the published runs with their FLOPs; shapes come from the file that their sources fill."""
     shapes, rows = _rows_by_id(PREDICTIONS_FILE.parent / "runs.csv"), _rows_by_id(PREDICTIONS_FILE)
     runs = []
     for run in load_published_runs():
@@ -91,7 +91,7 @@ def best_share() -> float:
 
 
 def error_quantiles(errors: Sequence[float]) -> tuple[float, float]:
-    """Median of the errors' sizes, and what nine in ten stay below."""
+    """Return the median of the errors' sizes, and what nine in ten stay below."""
     sizes = np.abs(errors)
     return float(np.median(sizes)), float(np.quantile(sizes, 0.9))
 
@@ -120,7 +120,7 @@ def measured_pace(r: FittedRun) -> float:
 
 
 def order_accuracy(predict: Callable[[FittedRun], float], alike: bool) -> float:
-    """Share of `comparable_pairs` whose order a prediction tells; where it sees no difference, half."""
+    """Return the share of `comparable_pairs` whose order a prediction tells; where it sees no difference, half."""
     scores = []
     for a, b in comparable_pairs(alike):
         x, y = seconds_per_flop(a, predict(a)), seconds_per_flop(b, predict(b))
@@ -200,7 +200,7 @@ def _draw_histogram(errors: Sequence[float]) -> Drawing:
 
 
 def _group_residuals(best: float) -> list[tuple[str, str, int, float, float]]:
-    """Runs by GPU, layout and nodes: the group, how many, the middle residual of one constant, and what half of the planner's stay below."""
+    """Group runs by GPU, layout and nodes: the group, how many, the middle residual of one constant, and what half of the planner's stay below."""
     kinds: dict[str, Callable[[PublishedRun], str]] = {
         "GPU": lambda run: run.gpu,
         "layout": lambda run: run.kind,
@@ -221,7 +221,7 @@ def _nodes_name(n: int) -> str:
 
 
 def _wrong_pairs() -> dict[str, int]:
-    """Of the hard pairs, how many the planner gets wrong, and in how many of either a run does not agree with its own source."""
+    """Count of the hard pairs how many the planner gets wrong, and in how many of either a run does not agree with its own source."""
     odd: dict[bool, list[bool]] = {True: [], False: []}
     for a, b in comparable_pairs(True):
         wrong = seconds_per_flop(a, planner_prediction(a)) >= seconds_per_flop(b, planner_prediction(b))

@@ -50,7 +50,7 @@ NAME_SIZE, LABEL_SIZE = 21, 15
 
 
 def hand_pipeline(order: str) -> tuple[Pipeline, tuple[StageCost, ...]]:
-    """Four equal ranks; in `interleaved` of two stages each, which take half as long."""
+    """Return four equal ranks; in `interleaved` of two stages each, which take half as long."""
     each = 2 if order == "interleaved" else 1
     one = StageCost(FORWARD / each, BACKWARD / each, WEIGHTS / each if order == "zb" else 0.0, 0, 0, 0, 0, 0, 0)
     return Pipeline(RANKS, order, (1,) * (RANKS * each)), (one,) * (RANKS * each)
@@ -64,7 +64,7 @@ def simulate_by_hand(order: str, micro_batches: int) -> PipelineTime:
 
 
 def passes_in_flight(pipeline: Pipeline, micro_batches: int) -> list[int]:
-    """By rank: the most micro-batches of its stages that are on their way at once."""
+    """Return by rank the most micro-batches of its stages that are on their way at once."""
     return [sum(in_flight(order).values()) for order in rank_orders(pipeline, micro_batches)]
 
 
@@ -98,7 +98,7 @@ def plan_stages(learner: Learner, order: str, micro_batches: int, ranks: int) ->
 
 
 def plan_fsdp(learner: Learner, micro_batches: int, batch: int) -> PricedLayout:
-    """FSDP over all GPUs for the same samples."""
+    """Plan FSDP over all GPUs for the same samples."""
     case = price_batch(learner, Layout(fsdp=learner.cluster.num_gpus), batch // micro_batches, micro_batches)
     assert case, "FSDP splits samples only"
     return case
@@ -125,7 +125,7 @@ def step_seconds_on(case: PricedLayout, cluster: Cluster) -> float:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """Bubbles by hand, the formula, the learner's model simulated, what a rank holds, and when stages pay."""
+    """Return bubbles by hand, the formula, the learner's model simulated, what a rank holds, and when stages pay."""
     order, m, ranks = str(values["order"]), int(values["m"]), int(values["stages"])
     hand, alone = simulate_by_hand(order, m), simulate_by_hand("gpipe", 1)
     staged, note = stageable_learner(learner, ranks)
@@ -172,7 +172,7 @@ def live(learner: Learner, values: Values) -> Live:
 
 
 def _list_ranks(plan: Plan) -> list[tuple[int, int, int]]:
-    """By rank: how many layers it has, its most passes in flight, and bytes of its fullest moment."""
+    """Return by rank how many layers it has, its most passes in flight, and bytes of its fullest moment."""
     cut, cost = plan.pipeline, plan.cost.pipeline
     assert cut and cost
     most = passes_in_flight(cut, int(plan.workload["accumulate"]))
@@ -226,7 +226,7 @@ def pipeline_film(time: PipelineTime, micro_batches: int, *, flights: bool = Fal
 
 
 def _draw_pass(span: Span, wide: float, *, named: bool = True) -> Drawing:
-    """One pass: its colour and, `named`, the number of its micro-batch, the second stage of a rank paler."""
+    """Draw one pass: its colour and, `named`, the number of its micro-batch, the second stage of a rank paler."""
     width, what = (span.end_s - span.start_s) * wide, span.work.what
     late = ' fill-opacity="0.62"' if span.work.stage >= RANKS else ""
     body = f'<rect width="{max(1.0, width - 1.5):.1f}" height="28" rx="2" fill="{PASS_COLOURS[what]}"{late}/>'
@@ -240,7 +240,7 @@ PASS_INK = {Pass.FORWARD: "#ffffff", Pass.BACKWARD: "#000000", Pass.INPUT: "#000
 
 
 def _describe_stop(time: PipelineTime, now: float) -> str:
-    """Who has worked how long by now, in a sentence."""
+    """Say who has worked how long by now, in a sentence."""
     ranks = 1 + max(s.rank for s in time.spans)
     busy = [
         sum(min(s.end_s, now) - s.start_s for s in time.spans if s.rank == r and s.start_s < now) for r in range(ranks)
@@ -273,7 +273,7 @@ def _simulated_chart(plan: Plan) -> Drawing:
 def _drop_long_words(
     spans: Sequence[tuple[float, float, str, str]], step_s: float
 ) -> list[tuple[float, float, str, str]]:
-    """Spans whose words have room keep them; others would stand beside and hide the bubble."""
+    """Drop the words that have no room in their span; they would stand next to it and hide the bubble."""
     return [
         (a, b, words if (b - a) / step_s * (WIDTH - 150) > 8.0 * len(words) + 6 else "", colour)
         for a, b, words, colour in spans

@@ -45,7 +45,7 @@ class PricedLayout:
         return _priced_units(self)
 
     def seconds(self, cluster: Cluster) -> tuple[float, float, float, float]:
-        """(compute, waits for the host, communication that shows, optimizer) of a step, were the cluster's links those of `cluster`.
+        """Return (compute, waits for the host, communication that shows, optimizer) of a step, were the cluster's links those of `cluster`.
 
         Waits are a part of their own: a layout whose kernels are shorter waits longer, so that compute with them in it would rise where
         the GPU computes less.
@@ -166,7 +166,7 @@ def token_settings(learner: Learner, tokens: int, micro_batches: int = 1, recomp
 
 
 def gpus_per_node(cluster: Cluster) -> int:
-    """GPUs of a node."""
+    """Return the number of GPUs of a node."""
     return cluster.levels[0].size
 
 
