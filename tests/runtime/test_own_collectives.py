@@ -14,7 +14,7 @@ import torch.distributed.nn.functional as dist_nn
 from torch import nn
 
 import planner_core as shardscope
-from planner_core.runtime.record.source_names import refuse_model_collectives
+from planner_core.runtime.record.source_names import RefuseCollectives
 from tests.support.plans_train_alike import refusal_of
 from tests.support.ranks import run_ranks
 
@@ -66,7 +66,7 @@ def test_a_collective_of_the_models_own_is_refused_by_its_line(tmp_path: Path) -
 def _other_thread() -> list[float]:
     """A sum over ranks in another thread, as of a checkpoint that is written while a model is recorded."""
     total = torch.ones(2)
-    with refuse_model_collectives():
+    with RefuseCollectives():
         thread = threading.Thread(target=dist.all_reduce, args=(total,))
         thread.start()
         thread.join()

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.models.capture import ForeignTensors, Recorder
 from planner_core.runtime.record.frozen import FrozenModel
-from planner_core.runtime.record.source_names import refuse_model_collectives
+from planner_core.runtime.record.source_names import RefuseCollectives
 from planner_core.runtime.record.tape import Tape
 from planner_core.runtime.record.tape_writer import TapeWriter
 
@@ -26,7 +26,7 @@ def record(frozen: FrozenModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         torch.Tensor, lambda t: t if t.is_meta else t.detach().cpu(), (args, dict(kwargs))
     )
     frozen.types.restore()
-    with torch.random.fork_rng(), refuse_model_collectives():
+    with torch.random.fork_rng(), RefuseCollectives():
         # Nothing is replayed: a replayed call has no arguments, of which the program is written.
         recorder = Recorder(frozen.twin, replay=False, foreign=ForeignTensors(frozen.originals))
         recorder.listener = writer = TapeWriter(recorder.values)

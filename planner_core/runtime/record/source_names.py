@@ -1,25 +1,18 @@
 """The names that a model's own code gives to its results, by the line that runs; and collectives that such a line calls."""
 
+# mypy: allow-untyped-calls
 from __future__ import annotations
 
 import ast
 import functools
 import inspect
 import linecache
-import re
 import sys
-import threading
 import tokenize
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from types import CodeType, FrameType
 from typing import Any
-from unittest import mock
 
-import torch.distributed as dist
-from torch.overrides import TorchFunctionMode
-
-from planner_core.models.hooks import is_library_file
+from planner_core.models.hooks import TorchDispatchMode, is_library_file
 from planner_core.runtime.mismatch import PlanMismatch
 
 Statement = tuple[int, tuple[str, ...]]
@@ -37,53 +30,24 @@ def running_statement() -> tuple[str, tuple[str, ...]]:
     return f"{frame.f_code.co_filename}:{first}", names
 
 
-_COLLECTIVES = re.compile(
-    r"_?(all_?reduce|all_?gather|reduce|all_?to_?all|broadcast|gather|scatter|send|recv)(_.*|anysource)?"
-)
+class RefuseCollectives(TorchDispatchMode):
+    """Inside, a collective that the model's own code calls raises PlanMismatch, since its tensors are not this rank's part.
 
+    A mode is of one thread: a checkpoint that another one writes meanwhile goes on.
+    """
 
-@contextmanager
-def refuse_model_collectives() -> Iterator[None]:
-    """Inside, a collective that the model's own code calls raises PlanMismatch, since its tensors are not this rank's part."""
-    with ExitStack() as stack:
-        if dist.is_available() and dist.is_initialized():
-            for name in filter(_COLLECTIVES.fullmatch, dir(dist.ProcessGroup)):
-                plain = getattr(dist.ProcessGroup, name)
-                stack.enter_context(mock.patch.object(dist.ProcessGroup, name, _refuse_in_this_thread(name, plain)))
-            stack.enter_context(_RefuseFunctional())
-        yield
-
-
-class _RefuseFunctional(TorchFunctionMode):
-    """Refuses collectives of `torch.distributed._functional_collectives`, which are operators."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """One call."""
-        name = str(getattr(func, "_qualified_op_name", None) or getattr(func, "_name", ""))
-        if name.startswith("_c10d_functional"):
-            raise _model_collective_error(name.rpartition(":")[2])
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator that is no collective."""
+        # Functions of torch.distributed end in operators of `c10d`, and those that a compiler traces in `_c10d_functional`.
+        if func.namespace in ("c10d", "_c10d_functional"):
+            line = running_statement()[0].rpartition("/")[2]
+            name = func._schema.name.rpartition(":")[2].strip("_")
+            raise PlanMismatch(
+                f"the model's own code calls a collective of torch.distributed ({name}) at {line}: under a plan its tensors are the whole "
+                "ones, as in one process, and the plan adds the collectives; leave its own out (by an option of the layer, or a condition "
+                "on an attribute that is set before apply, and not on dist.is_initialized())"
+            )
         return func(*args, **(kwargs or {}))
-
-
-def _refuse_in_this_thread(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    # A checkpoint that is written meanwhile has collectives too, in a thread of its own, and the patch is seen by all threads.
-    recording_thread = threading.get_ident()
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == recording_thread:
-            raise _model_collective_error(name)
-        return plain(*args, **kwargs)
-
-    return run
-
-
-def _model_collective_error(name: str) -> PlanMismatch:
-    line = running_statement()[0].rpartition("/")[2]
-    return PlanMismatch(
-        f"the model's own code calls a collective of torch.distributed ({name.strip('_')}) at {line}: under a plan its tensors are "
-        "the whole ones, as in one process, and the plan adds the collectives; leave its own out (by an option of the layer, or a "
-        "condition on an attribute that is set before apply, and not on dist.is_initialized())"
-    )
 
 
 @functools.lru_cache(maxsize=4096)
