@@ -324,6 +324,29 @@ def test_what_would_be_lost_is_refused(tmp_path: Path) -> None:
         assert expected in error
 
 
+class TwoLosses(Watched):
+    """Returns a number beside the loss, which does not depend on it."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        scores = self.down(torch.relu(self.up(x)))
+        return scores.square().mean(), scores.abs().mean()
+
+
+def _train_on_both(files: list[str]) -> list[str]:
+    messages = []
+    for file in files:
+        loss, penalty = shardscope.apply(TwoLosses(), shardscope.load_plan(file))(torch.randn(8, 16), global_batch=True)
+        messages.append(refusal_of((loss + penalty).backward))
+    return messages
+
+
+def test_a_result_of_which_the_planned_loss_is_not_made_takes_no_gradient(tmp_path: Path) -> None:
+    """Under every plan, also one whose moves would happen to reduce it."""
+    _, files = saved_plans(TwoLosses(), (torch.randn(8, 16),), tmp_path)
+    for message in run_ranks(_train_on_both, 2, (files,))[0]:
+        assert "a gradient came to result 2" in message
+
+
 def _drawn(model: nn.Module) -> list[torch.Tensor]:
     torch.manual_seed(3)
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def find_loss(tape: Tape) -> int | None:
         return shells_alive[-1]
 
     def weights(result: torch.Tensor) -> set[int]:
-        return {n for n in find_ancestors(tape, shells[id(result)]) if tape.tensors[n].kind == PARAMETER}
+        return {n for n in find_ancestors(tape, [shells[id(result)]]) if tape.tensors[n].kind == PARAMETER}
 
     loss = returned_loss(pytree.tree_map(make_shell, tape.result), weights)
     if loss is not None:
@@ -39,9 +40,9 @@ def find_loss(tape: Tape) -> int | None:
     )
 
 
-def find_ancestors(tape: Tape, result: int | None) -> set[int]:
-    """Return the tensors from which a path of calls leads to a result."""
-    ancestors = set() if result is None else {result}
+def find_ancestors(tape: Tape, results: Iterable[int]) -> set[int]:
+    """Return the tensors from which a path of calls leads to one of the results."""
+    ancestors = set(results)
     for call in reversed(tape.calls):
         if call.kind in ("op", "dropout") and any(n in ancestors for n in call.outputs):
             ancestors.update(n for n in call.gives_gradient() if tape.tensors[n].grad)

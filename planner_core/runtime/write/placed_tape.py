@@ -34,6 +34,8 @@ class PlannedTape:
     block_copies: Mapping[str, BlockCopy]
     sizes: tuple[int, ...]
     axis_names: tuple[str, ...]
+    trains_all_results: bool = False
+    """Whether the planned loss is the stand-in, which is made of all that the model returns."""
     other_versions: str = ""
     delivered_placements: dict[int, Placements] = field(default_factory=dict)
     parameters: dict[int, str] = field(default_factory=dict)
@@ -57,9 +59,9 @@ class PlannedTape:
         self.data_axes = self._outermost_data_axes()
         self.loss = find_loss(self.tape)
         """The loss, or the result from which a loss outside is computed."""
-        self.with_planned_gradient = find_ancestors(self.tape, self.loss)
+        trained = self.tape.results() if self.trains_all_results else [self.loss]
+        self.with_gradient = find_ancestors(self.tape, (n for n in trained if n is not None))
         """The tensors to which the planned loss sends a gradient."""
-        self.with_gradient = self._find_with_gradient()
 
     @property
     def ops(self) -> list[TapeCall]:
@@ -137,42 +139,6 @@ class PlannedTape:
             ):
                 inherited.append(a)
         return tuple(inherited)
-
-    def _find_with_gradient(self) -> set[int]:
-        """Return the tensors that get a gradient: from the planned loss, and from other results whose edges carry a gradient."""
-        numbers = set(self.with_planned_gradient)
-        for number in self.tape.results():
-            if number not in numbers and self.tape.tensors[number].grad:
-                path = find_ancestors(self.tape, number) - numbers
-                calls = (c for c in self.ops if any(n in path for n in c.outputs))
-                if all(map(self._carries_gradient, calls)) and all(self._reduces_gradient(n) for n in path):
-                    numbers |= path
-        return numbers
-
-    def _reduces_gradient(self, number: int) -> bool:
-        """Return whether a gradient of a tensor is reduced over ranks: for a weight, if the planned loss sends it one."""
-        stored = self.stored.get(self.parameters.get(number, ""))
-        return stored is None or stored.trained
-
-    def _carries_gradient(self, call: TapeCall) -> bool:
-        """Return whether the row turns a gradient of the results into that of the operands.
-
-        It does not if a rank has an operand whole and its results are shards: the operand would get one term of a sum.
-        """
-        # Example: x is whole on both ranks and w is split by columns. x's gradient is dy1 @ w1.T + dy2 @ w2.T, one term on each rank,
-        # and only a planned gradient has the all_reduce that sums them.
-        row, trained = self.row(call), [t.grad for t in self.tape.tensors]
-        operand_edges = [e for n, e in zip(call.inputs, row.inputs, strict=True) if trained[n]]
-        result_edges = [e for n, e in zip(call.outputs, row.outputs, strict=True) if trained[n]]
-        return all(
-            all(_edge_carries_gradient(e, a) for e in (*operand_edges, *result_edges))
-            and not (
-                any(_is_replicated(e, a) for e in operand_edges)
-                and any(e.src.forward[a] != Replicate() for e in result_edges)
-            )
-            for a, size in enumerate(self.sizes)
-            if size > 1
-        )
 
     # --- shapes ---------------------------------------------------------------------------------------
 
@@ -275,23 +241,6 @@ def _check_gradient_placements(site: str, edge: Edge, summed: Placements) -> Non
     """
     if edge.src.gradient != summed:
         raise other_model_error(site, "gives an operand another gradient than in the plan", "")
-
-
-def _edge_carries_gradient(edge: Edge, axis: int) -> bool:
-    """Return whether an edge returns the gradient in the placements in which it leaves, along an axis, and a shard gets that
-    shard's gradient.
-
-    Neither holds where no planned loss sends a gradient.
-    """
-    ends = [(state.forward[axis], state.gradient[axis]) for state in (edge.src, edge.dst)]
-    (_, leaving), (_, returning) = ends
-    shards_agree = all(not isinstance(placement, Shard) or placement == gradient for placement, gradient in ends)
-    return shards_agree and (returning == leaving or any(s.axis == axis for s in edge.backward))
-
-
-def _is_replicated(edge: Edge, axis: int) -> bool:
-    """Return whether each rank takes all of the tensor, and its gradient is no sum over ranks."""
-    return edge.dst.forward[axis] == edge.dst.gradient[axis] == Replicate()
 
 
 def block_copies(plan: Plan) -> dict[str, BlockCopy]:

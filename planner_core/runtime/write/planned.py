@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError, Op, Plan, SitePlan, Value, named
+from planner_core.core import STANDIN_LOSS, CaptureError, Op, Plan, SitePlan, Value, named
 from planner_core.models.hooks import ModuleState
 from planner_core.models.sources import argument_name, is_unknown_input, lacks_samples, positional_names
 from planner_core.ops import rows
@@ -244,7 +244,7 @@ class PlannedForward:
             op = Op(call.site, call.fn, call.inputs, call.outputs, dict(call.attrs or {}))
             _check_call(op, tape.values, layout.row(call), layout.sizes)
         for number, name in layout.parameters.items():
-            if number in layout.with_planned_gradient and name in self.stored and not self.stored[name].trained:
+            if number in layout.with_gradient and name in self.stored and not self.stored[name].trained:
                 refuse_planned_gradient(name)
 
     def _place_tape(self, tape: Tape, samples: Sequence[int | None], axes: Sequence[int]) -> PlannedTape:
@@ -257,6 +257,7 @@ class PlannedForward:
             self.block_copies,
             sizes,
             names,
+            self.plan.model.get("loss") == STANDIN_LOSS,
             describe_other_versions(self.plan),
             data_axes=tuple(axes),
         )

@@ -286,7 +286,7 @@ class _ProgramWriter:
     def _unit_spec(self, instance: UnitInstance) -> UnitSpec:
         source = instance.source
         recompute = self.recompute.get(instance.label, "none")
-        returns = any(n in self.layout.with_planned_gradient for call in instance.calls for n in call.outputs)
+        returns = any(n in self.layout.with_gradient for call in instance.calls for n in call.outputs)
         name, function = instance.name, instance.function
         return UnitSpec(name, function, tuple(source.uses), tuple(source.buffers), recompute, source.seeds > 0, returns)
 
