@@ -93,7 +93,7 @@ def capture_file(source: str, *, batch: int | None = None, seq: int | None = Non
 
     def graph(model_source: ModelSource) -> Graph:
         size = model_source.workload or infer_workload(model_source)
-        _check_sizes(source, size, {} if exported else {"batch": batch, "seq": seq})
+        _check_sizes(source, size, {"batch": batch, "seq": seq})
         notes = model_source.notes if exported else (*model_source.notes, model_source.describe_inputs())
         return _capture_source(model_source, size, flat=flat, notes=notes, replay=not exported)
 
@@ -243,13 +243,9 @@ def open_model(
 
         graph = check_positions(load_snapshot(model, batch=batch, seq=seq, layers=layers))
         return graph if dtype == SNAPSHOT_DTYPES[0] else with_dtype(graph, dtype)
-    asked = {"batch": batch, "seq": seq}
     if model in ZOO:
         batch, seq = batch or default_sizes(model)[0], seq or default_sizes(model)[1]
-    graph = capture_graph(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
-    if model.endswith(".pt2"):
-        _check_exported_sizes(model, graph, asked)
-    return graph
+    return capture_graph(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
 
 
 def merge_samples(first: Graph, wide: Graph, *proofs: Graph) -> dict[str, Any] | None:
@@ -446,17 +442,6 @@ def load_plan_graph(plan: Plan) -> Graph:
             return graph
     graph = capture_graph(config["callable"]) if "callable" in config else capture_graph(config, **given)
     return replace(graph, own_shapes=plan.own_shapes)
-
-
-def _check_exported_sizes(model: str, graph: Graph, asked: Mapping[str, int | None]) -> None:
-    """Raise InputError if a workload is asked for that is not the one with which a program was exported."""
-    for name, size in asked.items():
-        if size is not None and size != graph.workload[name]:
-            raise InputError(
-                f"{model} was exported with {name} {graph.workload[name]}, and cannot be planned for ",
-                named(name, size),
-                "; leave it out, or export with other inputs",
-            )
 
 
 def with_dtype(graph: Graph, dtype: str) -> Graph:

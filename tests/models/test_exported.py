@@ -129,7 +129,7 @@ def test_the_command_line_plans_one(files: Callable[[str], Path], capsys: pytest
     assert report["workload"]["batch"] == 4 and report["workload"]["seq"] == 16
     assert {b["name"]: b["repeats"] for b in report["graph"]["unique_blocks"]} == {"Layer": 3}
     for more, says in (
-        (["--batch", "3"], "exported with batch 4"),
+        (["--batch", "3"], "have batch 4, not 3"),
         (["--layers", "2"], "--layers 2 cannot be applied"),
     ):
         assert main(["plan", path, "--mesh", "8", "--cluster", "1x8-h100", *more]) == 2
