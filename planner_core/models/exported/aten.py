@@ -194,32 +194,6 @@ def _attention(a: Args) -> Any:
     )
 
 
-def _batch_norm(a: Args) -> Any:
-    return F.batch_norm(
-        a["input"],
-        a["running_mean"],
-        a["running_var"],
-        a.get("weight"),
-        a.get("bias"),
-        a["training"],
-        a["momentum"],
-        a["eps"],
-    )
-
-
-def _instance_norm(a: Args) -> Any:
-    return F.instance_norm(
-        a["input"],
-        a.get("running_mean"),
-        a.get("running_var"),
-        a.get("weight"),
-        a.get("bias"),
-        a["use_input_stats"],
-        a["momentum"],
-        a["eps"],
-    )
-
-
 def _norm_spelling(function: Callable[..., Any], *names: str) -> Spelling:
     return lambda a: function(a["input"], *(a.get(n) for n in names), **_given(a, "eps"))
 
@@ -278,8 +252,10 @@ _SPELLINGS: dict[str, Spelling] = {
     "embedding": _embedding,
     "cross_entropy_loss": _cross_entropy,
     "scaled_dot_product_attention": _attention,
-    "batch_norm": _batch_norm,
-    "instance_norm": _instance_norm,
+    "batch_norm": _norm_spelling(F.batch_norm, "running_mean", "running_var", "weight", "bias", "training", "momentum"),
+    "instance_norm": _norm_spelling(
+        F.instance_norm, "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum"
+    ),
     "layer_norm": _norm_spelling(F.layer_norm, "normalized_shape", "weight", "bias"),
     "rms_norm": _norm_spelling(F.rms_norm, "normalized_shape", "weight"),
     "group_norm": _norm_spelling(F.group_norm, "num_groups", "weight", "bias"),

@@ -3,14 +3,14 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from planner_core.models.capture import ForeignTensors, Recorder
+from planner_core.models.sources import positional_names
 from planner_core.runtime.record.frozen import FrozenModel
 from planner_core.runtime.record.source_names import RefuseCollectives
 from planner_core.runtime.record.tape import Tape
@@ -30,13 +30,7 @@ def record(frozen: FrozenModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         # Nothing is replayed: a replayed call has no arguments, of which the program is written.
         recorder = Recorder(frozen.twin, replay=False, foreign=ForeignTensors(frozen.originals))
         recorder.listener = writer = TapeWriter(recorder.values)
-        writer.add_arguments(_positional_names(frozen.twin.forward), args, kwargs)
+        writer.add_arguments(positional_names(frozen.twin.forward), args, kwargs)
         # torch runs the model's own hooks around the forward of the plan.
         out = recorder.run(dict(kwargs), args=args, with_hooks=False)
         return writer.finish(out)
-
-
-def _positional_names(forward: Callable[..., Any]) -> list[str]:
-    """Return the names of a function's positional parameters."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, p in inspect.signature(forward).parameters.items() if p.kind in kinds]

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from planner_core.core import InputError, Plan
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program import Axis, plan_digest
+from planner_core.runtime.record.batch import map_sample_leaves
 from planner_core.runtime.training.start import Start, model_of, positional
 from planner_core.runtime.write.planned import PlannedForward
 
@@ -42,9 +42,9 @@ def blocks_of(plan: Plan) -> Blocks:
     parts = 1
     for axis in forward.data_axes:
         parts *= axes[axis].size
-    args, kwargs = positional(_first_rank_part(example_batch(start), parts))
+    args, kwargs = positional(map_sample_leaves(example_batch(start), lambda x: x[: len(x) // parts]))
     try:
-        prepared = forward.prepare(args, kwargs, global_batch=False, gather=lambda x: _repeat_part(x, parts))
+        prepared = forward.prepare(args, kwargs, global_batch=False, gather=lambda x: torch.cat([x] * parts))
     except PlanMismatch as error:
         raise InputError("no run can follow this plan: ", error.sentence) from None
     program = prepared.program
@@ -63,18 +63,3 @@ def example_batch(start: Start) -> dict[str, Any]:
         return x if below is None else torch.randint(0, below, x.shape, generator=random)
 
     return {name: fill_tokens(name, x) for name, x in start.inputs.items()}
-
-
-def _first_rank_part(inputs: dict[str, Any], parts: int) -> dict[str, Any]:
-    """Return the first rank's samples, along dim 0 of each tensor whose dim 0 is as long as the first one's."""
-    tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor) and x.dim()]
-    samples = len(tensors[0]) if tensors else 0
-
-    def take_part(x: torch.Tensor) -> torch.Tensor:
-        return x[: samples // parts] if x.dim() and len(x) == samples else x
-
-    return dict(pytree.tree_map_only(torch.Tensor, take_part, inputs))
-
-
-def _repeat_part(x: torch.Tensor, parts: int) -> torch.Tensor:
-    return torch.cat([x] * parts) if x.dim() else x

@@ -19,6 +19,7 @@ from planner_core.core import Placements, SitePlan
 from planner_core.models.hooks import RECURRENT, draws_dropout_mask
 from planner_core.ops import LocalExecution, known_functions, operator
 from planner_core.runtime.record import CannotRewrite, MixesSamples, Ref, TapeCall
+from planner_core.runtime.record.tape import map_leaves
 from planner_core.runtime.write.expressions import write_arguments, write_call, write_callee
 from planner_core.runtime.write.placed_tape import PlannedTape
 from planner_core.runtime.write.syntax import WriteLeaf, attribute, is_path, literal, make_call, path, subscript
@@ -98,19 +99,10 @@ class LocalCall:
         """Return the arguments, in which each tensor has its position among the operands."""
         count = iter(range(len(self.values)))
 
-        def numbered(tree: Any) -> Any:
-            if isinstance(tree, Ref):
-                return _OperandRef(tree.number, next(count))
-            if isinstance(tree, (tuple, list)):
-                items = [numbered(i) for i in tree]
-                return items if isinstance(tree, list) else tuple(items)
-            if isinstance(tree, dict):
-                return {k: numbered(v) for k, v in tree.items()}
-            if isinstance(tree, slice):
-                return slice(*(numbered(i) for i in (tree.start, tree.stop, tree.step)))
-            return tree
+        def number_operand(leaf: Any) -> Any:
+            return _OperandRef(leaf.number, next(count)) if isinstance(leaf, Ref) else leaf
 
-        return numbered(self.call.args), numbered(self.call.kwargs)
+        return map_leaves(self.call.args, number_operand), map_leaves(self.call.kwargs, number_operand)
 
     def write_leaf(self, item: Any) -> ast.expr:
         """Write a leaf of the numbered arguments."""
