@@ -1,42 +1,12 @@
-"""The mesh axes that shard a dim. A function that runs on a part of its tensors reaches the other ranks through them."""
+"""This rank's place among the ranks that share a dim, which one or more mesh axes shard."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
-import torch
+from planner_core.runtime.program.collectives.axis import Axis
 
-
-class RankAxis(Protocol):
-    """A mesh axis as these functions need it: its size, this rank's place on it, and a sum (or max) over its ranks."""
-
-    @property
-    def size(self) -> int:
-        """Ranks on the axis."""
-
-    @property
-    def rank(self) -> int:
-        """This rank's index on the axis."""
-
-    def all_reduce(self, x: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
-        """Return the sum (or max) of every rank's tensor."""
-
-    def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return the tensors of all ranks, joined along `dim`."""
-
-    def exchange(
-        self, pieces: torch.Tensor, counts: list[int], received: list[int] | None = None, *, back: bool = False
-    ) -> torch.Tensor:
-        """Send `counts[r]` of the pieces along dim 0 to each rank r, and receive `received[r]` from it (default: as many); in order
-        of ranks. `back`: the pieces return to where they came from, so the plan knows the size of what is received."""
-
-    def start_send_recv(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Send a flat tensor to the next rank, and receive one of the same length from the rank before. The result of the call
-        waits for it."""
-
-
-Axes = Sequence[RankAxis]
+Axes = Sequence[Axis]
 
 
 def shard_index(axes: Axes) -> int:

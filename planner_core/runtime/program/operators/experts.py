@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from planner_core.runtime.program.collectives.ranks import Axes, RankAxis, num_shards, shard_index
+from planner_core.runtime.program.collectives import Axis
+from planner_core.runtime.program.collectives.ranks import Axes, num_shards, shard_index
 
 ExpertLayer = Callable[..., torch.Tensor]
 
@@ -35,7 +36,7 @@ def dispatched_experts(
     index: torch.Tensor,
     weights: torch.Tensor,
     *experts: torch.Tensor | None,
-    dispatch: RankAxis,
+    dispatch: Axis,
     **options: Any,
 ) -> torch.Tensor:
     """Run experts whose tokens the axis `dispatch` shards too: hidden [t, h], index and weights [t, k] of this rank's tokens ->
@@ -64,7 +65,7 @@ def dispatched_experts(
 
 
 def _route_tokens(
-    index: torch.Tensor, num_local: int, axis: RankAxis
+    index: torch.Tensor, num_local: int, axis: Axis
 ) -> tuple[torch.Tensor, list[int], list[int], torch.Tensor]:
     """Return the order in which this rank sends its copies [t k], the numbers that it sends to and gets from each rank, and the
     experts of what it gets.
@@ -93,7 +94,7 @@ class _SendToExperts(torch.autograd.Function):
     _shardscope = True
 
     @staticmethod
-    def forward(ctx: Any, copies: torch.Tensor, sent: list[int], received: list[int], axis: RankAxis) -> torch.Tensor:
+    def forward(ctx: Any, copies: torch.Tensor, sent: list[int], received: list[int], axis: Axis) -> torch.Tensor:
         ctx.where = sent, received, axis
         return axis.exchange(copies, sent, received)
 
@@ -109,7 +110,7 @@ class _ReturnFromExperts(torch.autograd.Function):
     _shardscope = True
 
     @staticmethod
-    def forward(ctx: Any, results: torch.Tensor, sent: list[int], received: list[int], axis: RankAxis) -> torch.Tensor:
+    def forward(ctx: Any, results: torch.Tensor, sent: list[int], received: list[int], axis: Axis) -> torch.Tensor:
         ctx.where = sent, received, axis
         return axis.exchange(results, received, sent, back=True)
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from planner_core.runtime.program.collectives.ranks import Axes, RankAxis
+from planner_core.runtime.program.collectives import Axis
+from planner_core.runtime.program.collectives.ranks import Axes
 from planner_core.runtime.program.operators.attention import exchange_with_mirror
 from planner_core.runtime.program.operators.attention_block import (
     accumulation_dtype,
@@ -67,7 +68,7 @@ class _RingAttention(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        axis: RankAxis,
+        axis: Axis,
         causal: bool,
         scale: float | None,
     ) -> torch.Tensor:
@@ -97,7 +98,7 @@ class _RingAttention(torch.autograd.Function):
 
 
 def _ring_forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, axis: RankAxis, causal: bool, scale: float | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, axis: Axis, causal: bool, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the result over all blocks and its log-sum-exp, both in the dtype of sums."""
     block = _pack_block(key, value)
@@ -128,7 +129,7 @@ def _merge_block(merged: torch.Tensor, sums: torch.Tensor, part: torch.Tensor, p
 def _ring_backward(
     gradient: torch.Tensor,
     saved: tuple[torch.Tensor, ...],
-    axis: RankAxis,
+    axis: Axis,
     causal: bool,
     scale: float | None,
     summed: bool,
@@ -174,7 +175,7 @@ def _unpack_block(block: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -
 # --- who sees what ------------------------------------------------------------------------------------------
 
 
-def _visible_halves(axis: RankAxis, step: int, causal: bool) -> tuple[int | None, int | None]:
+def _visible_halves(axis: Axis, step: int, causal: bool) -> tuple[int | None, int | None]:
     """Return which half of the queries and which half of the keys take part in a step; None: all."""
     if not causal or step == 0:
         return None, None
@@ -194,7 +195,7 @@ def _select_half(x: torch.Tensor, which: int | None) -> torch.Tensor:
     return x if which is None else x.narrow(-2, which * (x.shape[-2] // 2), x.shape[-2] // 2)
 
 
-def _to_ends(x: torch.Tensor, axis: RankAxis, dim: int) -> torch.Tensor:
+def _to_ends(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     """Exchange this rank's part of a sequence for its lower and its higher block, in this order."""
     with in_transit():
         first, second = x.chunk(2, dim)
@@ -203,7 +204,7 @@ def _to_ends(x: torch.Tensor, axis: RankAxis, dim: int) -> torch.Tensor:
     return torch.cat((first_half, received) if 2 * axis.rank < axis.size else (received, first_half), dim)
 
 
-def _from_ends(x: torch.Tensor, axis: RankAxis, dim: int) -> torch.Tensor:
+def _from_ends(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     """Invert `_to_ends`."""
     low, high = x.chunk(2, dim)
     with in_transit():

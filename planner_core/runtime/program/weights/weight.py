@@ -14,7 +14,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -179,14 +179,7 @@ class Weight:
             self.materialized, self._leaf = self.local.detach(), None
 
 
-class GradientSink(Protocol):
-    """An object that accepts the gradients of a leaf."""
-
-    def accept_gradient(self, gradient: torch.Tensor) -> None:
-        """Accept one gradient."""
-
-
-def redirect_gradient(leaf: torch.Tensor, sink: GradientSink) -> None:
+def redirect_gradient(leaf: torch.Tensor, sink: Weight | GatheredWeight) -> None:
     """Hand the gradient of a leaf to its sink as soon as autograd has completed it. The leaf keeps nothing."""
     reference = weakref.ref(sink)  # autograd would keep it, and with it the model
 
