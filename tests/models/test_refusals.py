@@ -147,6 +147,10 @@ def counts_ids(m: Any, x: torch.Tensor) -> torch.Tensor:
     return F.embedding(torch.arange(4), m.table.weight, scale_grad_by_freq=True).mean()
 
 
+def shifts(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return F.alpha_dropout(m.lin(x), 0.1, True).mean()
+
+
 def beyond(m: Any, x: torch.Tensor) -> torch.Tensor:
     return m.table(torch.arange(17)).mean()
 
@@ -195,6 +199,7 @@ CASES = [
     ),
     (names_a_type, "by a name that is another one on another device", "x.to(torch.float32)"),
     (counts_ids, "divides gradients by how often an id occurs in the whole batch", "build the embedding without it"),
+    (shifts, "drops elements by alpha_dropout, which also shifts and scales those that stay", "set its rate to 0"),
     (beyond, "looks up row 16 of a table that has 16", "ids within the table"),
 ]
 

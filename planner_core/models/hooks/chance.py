@@ -24,6 +24,8 @@ DROPOUTS = frozenset(
     }
 )
 """Names of dropout. Capture runs it as the identity (p = 0)."""
+SHIFTING_DROPOUTS = frozenset({"alpha_dropout", "feature_alpha_dropout"})
+"""Those that also shift and scale all elements. A plan draws masks, which are products alone, so it refuses these."""
 RANDOM_FUNCTIONS = frozenset(
     {
         "rand",

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, NeedsValues, Sentence, Value, named
 from planner_core.models.hooks.callsites import is_library_file
+from planner_core.models.hooks.chance import SHIFTING_DROPOUTS, draws_dropout_mask
 from planner_core.models.hooks.model_parts import list_buffers, list_modules, list_parameters
 from planner_core.models.hooks.torch_private import storage_id, without_transforms
 
@@ -118,13 +119,19 @@ def check_arrays(scope: str, func: Callable[..., Any], of_inputs: bool) -> None:
 
 
 def check_arguments(scope: str, func: Callable[..., Any], fn: str, args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Refuse a generator of random numbers, which each rank would have for itself, tensors inside a transform of torch.func, and types
-    by their names, which differ between devices."""
+    """Refuse a generator of random numbers, which each rank would have for itself, dropout that is more than a mask, tensors inside a
+    transform of torch.func, and types by their names, which differ between devices."""
     if func is torch.Tensor.type and not isinstance((*args[1:], *kwargs.values(), None)[0], torch.dtype):
         raise refusal(
             scope,
             "asks for the type of a tensor, or gives it, by a name that is another one on another device (.type)",
             "use dtypes: x.dtype, x.to(torch.float32)",
+        )
+    if fn in SHIFTING_DROPOUTS and draws_dropout_mask(fn, args, kwargs):
+        raise refusal(
+            scope,
+            f"drops elements by {fn}, which also shifts and scales those that stay",
+            "set its rate to 0, or use torch.nn.Dropout",
         )
     leaves = pytree.tree_leaves((args, dict(kwargs)))
     if any(isinstance(x, torch.Generator) for x in leaves):

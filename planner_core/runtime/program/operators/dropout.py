@@ -19,7 +19,7 @@ from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.collectives.ranks import shard_index
 from planner_core.runtime.program.operators.attention import causal_attention
 
-MASK_DIMS = {"dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "feature_alpha_dropout": 2}
+MASK_DIMS = {"dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "feature_dropout": 2}
 """Kinds that drop whole channels: the mask spans this many dims."""
 
 
