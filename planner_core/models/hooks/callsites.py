@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -284,11 +285,9 @@ Intercept = Callable[[Frame, Callable[..., Any], tuple[Any, ...], dict[str, Any]
 
 
 class Scopes:
-    """Track which module of `root` is being called, while entered.
+    """Track which module of `root` is being called, while entered: in one forward pass.
 
-    `site(fn)` names the next recorded call. A call of `root` itself resets the counts, so every training step
-    has the same names. A module called while no call of `root` is in progress (recomputation in backward) counts as a
-    first call. `intercept(frame, call, args, kwargs)`, if given, runs every module call in place of
+    `site(fn)` names the next recorded call. `intercept(frame, call, args, kwargs)`, if given, runs every module call in place of
     `call(*args, **kwargs)`, within its frame. The function of a checkpoint runs in `checkpoint_context()`.
     """
 
@@ -303,9 +302,8 @@ class Scopes:
         self._outside_frame = Frame(None, "", "~")
         self._stack: list[Frame] = []
         self._calls_from_elsewhere: dict[str, int] = {}
-        self.used_names: set[str] = set()  # scopes of this run of the model
-        self._patched: list[tuple[Any, str, Any]] = []
-        self._contexts = ExitStack()
+        self.used_names: set[str] = set()  # scopes of the pass
+        self._patches = ExitStack()
         self.make_refusal: Callable[[str, str], Exception] = lambda what, help_: RuntimeError(
             f"the model {what}; {help_}"
         )
@@ -317,30 +315,20 @@ class Scopes:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return scopes._call_module(plain, module, args, kwargs)
 
-        self._patch_attribute(nn.Module, "__call__", call)
-        # `Function.apply` ends in this one of its base class, also where a model took the bound method before: `square = Square.apply`.
-        self._patch_attribute(
-            RECORDED_FUNCTION,
-            "apply",
-            classmethod(self._wrap_function_apply(apply_function)),
-        )
-        self._contexts.enter_context(unwrap_torch(self.checkpoint_context))
-        plain_attention = without_dispatch(nn.functional.multi_head_attention_forward)
-        self._patch_attribute(nn.functional, "multi_head_attention_forward", batch_first_attention(plain_attention))
+        attention = batch_first_attention(without_dispatch(nn.functional.multi_head_attention_forward))
+        for owner, name, value in (
+            (nn.Module, "__call__", call),
+            # `Function.apply` ends in this one of its base class, also where a model took the bound method before: `square = Square.apply`.
+            (RECORDED_FUNCTION, "apply", classmethod(self._wrap_function_apply(apply_function))),
+            (nn.functional, "multi_head_attention_forward", attention),
+        ):
+            self._patches.enter_context(mock.patch.object(owner, name, value))
+        self._patches.enter_context(unwrap_torch(self.checkpoint_context))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._contexts.close()
-        # The last one first: what was patched twice gets back what it had at the beginning.
-        while self._patched:
-            owner, name, value = self._patched.pop()
-            delattr(owner, name) if value is None else setattr(owner, name, value)
+        self._patches.close()
         self._stack.clear()
-
-    def _patch_attribute(self, owner: Any, name: str, value: Any) -> None:
-        # Of the class itself, without its bases: what it only inherits is deleted on exit, and not set to the inherited value.
-        self._patched.append((owner, name, owner.__dict__.get(name)))
-        setattr(owner, name, value)
 
     def _wrap_function_apply(self, plain: Any) -> Callable[..., Any]:
         """Return an `autograd.Function.apply` that a TorchFunctionMode sees as one call, named after the class.
@@ -409,12 +397,7 @@ class Scopes:
                 self._stack.pop()
 
     def _enter_module(self, module: nn.Module, aliases: list[str]) -> Frame:
-        if module is self.root and not self._stack:
-            self._calls_from_elsewhere.clear()
-            self.used_names.clear()
-            self._outside_frame = Frame(None, "", "~")
-            return Frame(module, "", "")
-        if not self._stack:
+        if not self._stack:  # the model itself, whose first name is empty
             return Frame(module, aliases[0], aliases[0])
         caller = self._stack[-1]
         under = caller.path + "." if caller.path else ""
@@ -428,12 +411,10 @@ class Scopes:
             counts = caller.calls
         count = counts.get(path, 0)
         name = f"{scope}@{count}" if count else scope
-        # A layer that is recomputed in backward keeps the names of its first run, so only calls under the root count.
-        if self._stack[0].module is self.root:
-            while name in self.used_names:  # its parent and another module both call it
-                count += 1
-                name = f"{scope}@{count}"
-            self.used_names.add(name)
+        while name in self.used_names:  # its parent and another module both call it
+            count += 1
+            name = f"{scope}@{count}"
+        self.used_names.add(name)
         counts[path] = count + 1
         return Frame(module, path, name)
 

@@ -40,10 +40,6 @@ from planner_core.models.hooks.torch_private import (
     scripted_function,
 )
 
-KEEP_WRAPPED = "_shardscope"
-"""Attribute of the planner's own functions: a checkpoint around one stays a checkpoint."""
-
-
 ContextFactory = Callable[[], AbstractContextManager[None]]
 """Makes a context manager, e.g. the one in which the function of a checkpoint runs."""
 
@@ -66,14 +62,9 @@ def unwrap_torch(checkpoint_context: ContextFactory) -> Iterator[None]:
 
 
 def _replacements(checkpoint_context: ContextFactory) -> list[tuple[Any, str, Any]]:
-    without_reentry = getattr(*CHECKPOINT_GENERATOR)
-
     def generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-        if getattr(function, KEEP_WRAPPED, False):
-            yield from without_reentry(function, *args, **kwargs)
-        else:
-            with checkpoint_context():
-                yield
+        with checkpoint_context():
+            yield
 
     class Reentrant:
         """In place of the autograd function that runs with `use_reentrant=True`."""
