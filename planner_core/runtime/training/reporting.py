@@ -10,6 +10,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -83,13 +84,6 @@ def memory_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts it in KiB
 
 
-class Untraced:
-    """Replaces a profiler if no trace is written."""
-
-    def step(self) -> None:
-        """Do nothing."""
-
-
 @contextlib.contextmanager
 def profiled(folder: Path | None) -> Iterator[Any]:
     """Profile two steps. Call `step()` of the profiler after each step.
@@ -97,7 +91,7 @@ def profiled(folder: Path | None) -> Iterator[Any]:
     It writes `rank0.json` and so on, which https://ui.perfetto.dev and chrome://tracing show. Without a folder it does nothing.
     """
     if folder is None:
-        yield Untraced()
+        yield SimpleNamespace(step=lambda: None)
         return
     folder.mkdir(parents=True, exist_ok=True)
 
