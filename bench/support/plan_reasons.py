@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from planner_core.core import Op, Plan, glob_name, placements_by_pattern
 from planner_core.ops import CoarseBlock, CoarseGraph, Group, block_strategies
 from planner_core.planning import Planner
+from planner_core.planning.planner import Networks
 
 MOST = 3
 """Sites and weights that are told of each kind."""
@@ -62,7 +64,7 @@ def with_single_op_groups(planner: Planner) -> Planner:
         "": block_strategies(split.top),
         **{n: block_strategies(b) for n, b in split.blocks.items()},
     }
-    return planner.changed(coarse=split, strategies=strategies)
+    return replace(planner, networks=Networks(split, strategies, planner.effort.network))
 
 
 def _group_each_op(block: CoarseBlock) -> CoarseBlock:

@@ -74,7 +74,7 @@ def test_a_search_leaves_what_learners_share_as_it_was(monkeypatch: pytest.Monke
         assert getattr(searching[0], held) is not getattr(searching[1], held), held
     shared = [learner.planner, *(case.planner for case in cases if case)]
     for planner in shared:
-        assert not (planner.networks or planner.problems or planner.runs or planner.operators)
+        assert planner.networks.is_empty
         assert planner.work.left == planner.effort.request
 
 

@@ -21,7 +21,8 @@ from planner_core.planning.fitting.micro_batches import (
     choose_micro_batches,
 )
 from planner_core.planning.methods import METHODS, describe_least, parse_layout
-from planner_core.planning.planner import THOROUGH, candidate_meshes, prepare_planner
+from planner_core.planning.planner import candidate_meshes, prepare_planner
+from planner_core.planning.request import THOROUGH
 from planner_core.search import TIE, search_within_budget
 from planner_core.verification.api import verify
 from tests.support.plans import searched, with_ample_memory

@@ -153,7 +153,7 @@ def test_whatever_the_largest_table_there_is_a_plan(name: str, monkeypatch: pyte
     wide = 0
     for entries in (100_000, 20_000, 4_000, 1_500):
         monkeypatch.setattr(elimination_order, "MAX_TABLE", entries)
-        planner.problems.clear()
+        planner.networks.problems.clear()
         plan = choose_mesh(planner, options)
         if not plan.fits:
             continue

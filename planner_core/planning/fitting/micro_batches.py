@@ -285,13 +285,9 @@ class _MicroBatchSearch:
                 self.best = count.planner, plan
             if self.best is not None and self.best[0] is count.planner:
                 self.show_if_good(self._over_all(*self.best)[1])
-        if count.plain is not count.planner:
-            # Its bounds are known now, and nothing else is asked of it: of large clusters it holds a tenth of a gigabyte.
-            count.plain.problems.clear()
-            count.plain.networks.clear()
-        if count.bounding is not count.plain:
-            count.bounding.problems.clear()
-            count.bounding.networks.clear()
+        for bounding in (count.plain, count.bounding):
+            if bounding is not count.planner:  # its bounds are known now, and nothing else is asked of it
+                bounding.networks.forget_problems()
         return [mesh for mesh in count.options if least[mesh] < self.known * (1 - TIE)], plan
 
     def _keep_unlimited(self, unlimited: tuple[Planner, Plan], count: MicroBatchCandidate) -> None:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner_core.core import (
-    DTYPES,
-    MAX_SAMPLES,
     ONE_RANK,
     RECOMPUTE,
     ZERO,
@@ -24,19 +22,11 @@ from planner_core.core import (
     PipelineAxis,
     Plan,
     Workload,
-    axis_names,
-    load_cluster,
-    memory_amount,
-    mesh_shapes,
-    named,
-    parse_mesh,
     timing,
 )
 from planner_core.cost import (
     CostModel,
-    check_offload,
     cost_model,
-    graph_as_run,
     named_mesh,
     ops_at_the_ends,
     price,
@@ -48,19 +38,17 @@ from planner_core.cost.communication import volume_link
 from planner_core.models import (
     BatchGraphs,
     model_identity,
-    pad_vocabulary,
-    with_adapters,
 )
-from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, free_tokens, graph_strategies
-from planner_core.planning.methods.layout import Layout, Space, check_layout, parse_layout
+from planner_core.ops import BlockStrategies, CoarseGraph, free_tokens
+from planner_core.planning.methods.layout import Layout, Space
 from planner_core.planning.methods.legality import operator_faults, undecided_fault, unsearchable_faults
 from planner_core.planning.methods.method import Method
 from planner_core.planning.methods.registry import EXACT, METHODS, describe_least
 from planner_core.planning.methods.tools import tool_spaces
-from planner_core.planning.request import THOROUGH, Clock, Effort, Progress, Request, with_default_batch
+from planner_core.planning.planner.networks import Networks
+from planner_core.planning.request import THOROUGH, Clock, Effort, Request
 from planner_core.search import (
     NO_BOUND_NOTE,
-    OBJECTIVES,
     RESTRICTED_NOTE,
     TO_THE_END,
     Answer,
@@ -71,20 +59,11 @@ from planner_core.search import (
     infeasible_answer,
     make_block_plans,
     objective_value,
-    restrict_states,
     search_within_budget,
     with_relaxed_bound,
 )
-from planner_core.search.algebra import PointAllowance, TooWide
-from planner_core.search.network import (
-    BlockCache,
-    ModelNetworks,
-    OperatorCache,
-    Problem,
-    Restriction,
-    build_networks,
-    build_problem,
-)
+from planner_core.search.algebra import PointAllowance
+from planner_core.search.network import Problem, Restriction
 
 STATED = "our current setup"
 """The name of the plan of a stated layout."""
@@ -106,25 +85,26 @@ class Planner:
     graph: Graph
     cluster: Cluster
     workload: Workload
-    coarse: CoarseGraph
-    strategies: Mapping[str, BlockStrategies]
+    networks: Networks
     clock: Clock
     effort: Effort = THOROUGH
     work: PointAllowance = field(default_factory=lambda: PointAllowance(THOROUGH.request))
     """What is left of `effort.request`. All planners of a request share it, and `graphs`, the model's for other numbers of samples."""
     graphs: BatchGraphs = field(default_factory=BatchGraphs)
-    networks: dict[tuple[CostModel, bool], ModelNetworks] = field(default_factory=dict)
-    """A network depends on its cost model and on nothing else of a call, so the whole model is the key: a new field of it counts too."""
-    problems: dict[tuple[CostModel, bool, bool], Problem] = field(default_factory=dict)
-    """The problems of networks without a restriction; the second part of the key is whether all copies of a block are equal."""
-    runs: dict[CostModel, dict[str, BlockCache]] = field(default_factory=dict)
-    """What networks of one mesh share, by block. The key is a cost model without ZeRO, which these parts do not depend on."""
-    operators: dict[str, OperatorCache] = field(default_factory=dict)
-    """What networks of all meshes share, by block."""
     tokens_are_free: bool = False
     """Whether its networks are those of `with_free_tokens`."""
     counts_open: bool = False
     """Whether other numbers of micro-batches are looked at too, so that a sentence about this one holds for all of them."""
+
+    @property
+    def coarse(self) -> CoarseGraph:
+        """The groups of operators."""
+        return self.networks.coarse
+
+    @property
+    def strategies(self) -> Mapping[str, BlockStrategies]:
+        """The operators' strategies, by block."""
+        return self.networks.strategies
 
     @property
     def budget(self) -> float:
@@ -133,7 +113,7 @@ class Planner:
 
     def changed(self, **fields: Any) -> Planner:
         """Return the same planner with other `fields`, and with nothing kept of what was built for the old ones."""
-        return replace(self, networks={}, problems={}, runs={}, operators={}, **fields)
+        return replace(self, networks=self.networks.emptied(), **fields)
 
     def separate(self) -> Planner:
         """Return the same planner for another thread: what a search changes is its own, so that a planner that several keep is a value."""
@@ -202,41 +182,8 @@ class Planner:
         model = model if stages is None else replace(model, stages=stages)
         model = _with_equal_links(model) if by_volume else model
         forbids_nothing = type(restrict) is Restriction
-        return self._problem_of(model, None if forbids_nothing else restrict, uniform, at_least=at_least)
-
-    def _problem_of(
-        self, model: CostModel, restrict: Restriction | None, uniform: bool, *, at_least: bool = False
-    ) -> Problem:
-        """Return the network of a cost model. `at_least`: its sums of memory are of no plan above the simulated peak."""
-        # The names of axes say what a plan does with them: layouts and searches that differ in them alone have one network.
-        key = replace(model, mesh=DeviceMesh(axis_names(len(model.mesh.axis_sizes)), model.mesh.axis_sizes))
-        if restrict is None and (key, uniform, at_least) in self.problems:
-            return self.problems[key, uniform, at_least]
         with self.clock("network"):
-            nets = self._networks_of(key, model, at_least)
-
-            def like(nets: ModelNetworks, restrict: Restriction | None) -> Problem:
-                return build_problem(self.coarse, self.strategies, model, restrict, uniform, nets)
-
-            try:
-                problem = like(nets, restrict)
-            except TooWide:
-                problem = restrict_states(nets, like, self.coarse, restrict)
-        problem = problem.with_point_limit(self.effort.network)
-        if not at_least:
-            # By a planner that does not keep this problem: one that held its own planner would live until a collection of cycles.
-            build = functools.partial(replace(self, problems={})._problem_of, model, restrict, uniform, at_least=True)
-            problem = replace(problem, make_at_least=functools.cache(build))
-        if restrict is None:  # keep the problem: its solutions serve the next caller
-            self.problems[key, uniform, at_least] = problem
-        return problem
-
-    def _networks_of(self, key: CostModel, model: CostModel, at_least: bool) -> ModelNetworks:
-        if (key, at_least) not in self.networks:
-            known = self.runs.setdefault(_without_zero(key), {})
-            nets = build_networks(self.coarse, self.strategies, model, known, self.operators, at_least)
-            self.networks[key, at_least] = nets
-        return self.networks[key, at_least]
+            return self.networks.problem(model, None if forbids_nothing else restrict, uniform, at_least=at_least)
 
     def solve(
         self, problem: Problem, objective: str, limits: SearchLimits = TO_THE_END, rough: Answer | None = None
@@ -350,11 +297,6 @@ class Planner:
         return objective_value(plan.objective, cost.gpu_time_s, cost.comm_time_s)
 
 
-def _without_zero(model: CostModel) -> CostModel:
-    """Return the same model with no word of ZeRO or recomputation: what blocks share is the same at every stage and recomputation."""
-    return replace(model, stages=(), workload=replace(model.workload, zero=0, recompute="none"))
-
-
 def _with_equal_links(model: CostModel) -> CostModel:
     """Return the same model where a byte costs the same on every axis."""
     links = tuple(volume_link(link.size) for link in model.links)
@@ -380,119 +322,25 @@ def _proof_notes(problem: Problem, answer: Answer, least: str) -> tuple[Note, ..
     return (Note(RESTRICTED_NOTE + NO_BOUND_NOTE, NoteKind.SCOPE),)
 
 
-def prepare_planner(
-    request: Request,
-    graph: Graph | None = None,
-    say: Progress = lambda text: None,
-    effort: Effort = THOROUGH,
-    like: Planner | None = None,
-) -> Planner:
-    """Return the planner of a request: all that does not depend on the mesh.
-
-    `like`: another planner of the same model, with which it shares the clock and the graphs; of the same effort also what is left of the
-    work for proofs. Raises InputError.
-    """
-    request.check()
-    if request.method not in METHODS:
-        raise InputError(named("method", request.method), f" is not one of {', '.join(METHODS)}")
-    if request.objective not in OBJECTIVES:
-        raise InputError(named("objective", request.objective), f" is not one of {', '.join(OBJECTIVES)}")
-    clock, graphs = (like.clock, like.graphs) if like else (Clock(), BatchGraphs())
-    work = like.work if like and like.effort == effort else PointAllowance(effort.request)
-    cluster = load_cluster(request.cluster)
-    _check_memory(request, cluster)
-    if request.layout is not None:
-        check_layout(parse_layout(request.layout), cluster)
-    given = request.dtype
-    request = replace(request, dtype=given or cluster.gpu.training_dtype)
-    if graph is None:
-        request = with_default_batch(request, cluster)
-    assert request.dtype is not None
-    asked = request.workload()
-    asked.check()
-    check_offload(asked, cluster)
-    if graph is None:
-        say(f"graph of {request.model}")
-        with clock("capture"):
-            size = request.batch and asked.graph_batch
-            graph = graphs.open(request.model, batch=size, seq=request.seq, dtype=request.dtype, layers=request.layers)
-            graph = pad_vocabulary(with_adapters(graph, request.lora, request.nf4), request.vocab_multiple)
-    dtype = _model_dtype(graph, given) or request.dtype
-    assert dtype is not None
-    request = replace(request, dtype=dtype)
-    batch = graph.workload["batch"] * asked.accumulate  # a graph holds one micro-batch
-    if batch > MAX_SAMPLES:  # a stated batch is checked, so it is the model's own that this number makes too many
-        raise InputError(
-            named("accumulate", asked.accumulate),
-            f" micro-batches of {graph.workload['batch']:,} samples are more than {MAX_SAMPLES:,} samples a step; give fewer",
-        )
-    workload = replace(asked, batch=batch, seq=graph.workload["seq"], dtype=dtype)
-    graph = graph_as_run(graph, cluster.gpu, workload)
-    say("coarsen")
-    with clock("coarsen"):
-        coarse = coarsen(graph)
-        strategies = graph_strategies(coarse)
-    return Planner(request, graph, cluster, workload, coarse, strategies, clock, effort, work, graphs)
-
-
-def _check_memory(request: Request, cluster: Cluster) -> None:
-    """Raise InputError for a budget above the memory of the GPU: a plan that fits it need not run there."""
-    gpu, budget_gb = cluster.gpu, request.memory_gb
-    if budget_gb is not None and int(budget_gb * 1e9) > gpu.memory_bytes:
-        most = named("memory_gb", gpu.memory_bytes // 10**6 / 1000)
-        has = memory_amount(gpu.memory_bytes, f"{gpu.memory_bytes / 2**30:.1f} GiB")
-        reason = " is more than the ", has, f" of {gpu.name}; give at most ", most, ", or another GPU"
-        raise InputError(named("memory_gb", budget_gb), *reason)
-
-
-def _model_dtype(graph: Graph, asked: str | None) -> str | None:
-    """Return the dtype in which a model that a function or an exported program gives computes. For a model from a config: None, since an
-    option sets it.
-
-    Raises InputError if the user asks for another dtype.
-    """
-    if not {"callable", "module"} & set(graph.config):
-        return None
-    dtype = graph.main_dtype
-    dtype = dtype if dtype in DTYPES else "float32"
-    if asked is not None and asked != dtype:
-        raise InputError(
-            named("dtype", asked),
-            f" cannot be applied: most parameters of {graph.name} are {dtype}, as its function makes them; ",
-            "cast them there, or leave it out",
-        )
-    return dtype
-
-
-def candidate_meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
-    """Return the mesh asked for, or every factorisation into at most two axes (of three: `fitting.three_axes`); for a tool its own."""
-    n = cluster.num_gpus
-    if request.mesh:
-        return [parse_mesh(request.mesh, n)]
-    of_tool = {s.mesh.axis_sizes: s.mesh for s in tool_spaces(request.tool, cluster, request.seq, request.batch)}
-    return list(of_tool.values()) or [DeviceMesh(axis_names(len(sizes)), sizes) for sizes in mesh_shapes(n)]
-
-
 def with_recompute(planner: Planner, recompute: str) -> Planner:
-    """Return the same planner with another choice of recomputation. It shares `runs` and `operators`, which hold blocks of both kinds."""
-    changed = planner.changed(
-        request=replace(planner.request, recompute=recompute), workload=replace(planner.workload, recompute=recompute)
-    )
-    return replace(changed, runs=planner.runs, operators=planner.operators)
+    """Return the same planner with another choice of recomputation."""
+    return _with_workload(planner, recompute=recompute)
+
+
+def with_zero(planner: Planner, zero: int) -> Planner:
+    """Return the same planner with another ZeRO stage that weights may have."""
+    return _with_workload(planner, zero=zero)
+
+
+def _with_workload(planner: Planner, **changes: Any) -> Planner:
+    request, workload = replace(planner.request, **changes), replace(planner.workload, **changes)
+    return replace(planner, request=request, workload=workload, networks=planner.networks.for_other_workload())
 
 
 def with_free_tokens(planner: Planner) -> Planner:
     """Return a planner whose networks hold the plans of all numbers of samples that divide its own (`ops.free_tokens`): only for bounds."""
-    changed = planner.changed(strategies=free_tokens(planner.strategies), tokens_are_free=True)
-    return replace(changed, operators=planner.operators)
-
-
-def with_zero(planner: Planner, zero: int) -> Planner:
-    """Return the same planner with another ZeRO stage that weights may have. It shares `runs` and `operators`, the same for all stages."""
-    changed = planner.changed(
-        request=replace(planner.request, zero=zero), workload=replace(planner.workload, zero=zero)
-    )
-    return replace(changed, runs=planner.runs, operators=planner.operators)
+    networks = planner.networks.with_strategies(free_tokens(planner.strategies))
+    return replace(planner, networks=networks, tokens_are_free=True)
 
 
 def replace_request(planner: Planner, **changes: Any) -> Planner:
