@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from planner_core.core import (
@@ -37,7 +37,7 @@ from planner_core.planning.fitting.for_tool import choose_for_tool
 from planner_core.planning.fitting.front import is_trade_off, leave_out_beaten, name_trade_offs, plan_trade_offs
 from planner_core.planning.fitting.host_waits import choose_shortest_step, note_gap_with_waits, say_why_shorter
 from planner_core.planning.fitting.mesh_search import choose_mesh
-from planner_core.planning.fitting.micro_batch_numbers import GraphSource, open_numbers
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
 from planner_core.planning.fitting.micro_batch_size import choose_for_micro_batch_size, keep_micro_batch_size
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.shortage import (
@@ -176,21 +176,11 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
     planner, request = draft.planner, draft.planner.request
     baselines = BASELINES if states_can_fit(planner) else {}
     every = candidate_meshes(replace(request, tool=None), planner.cluster)
-    planners: dict[int, Planner] = {}
-
-    def remembered(numbers: Iterator[Planner]) -> Iterator[Planner]:
-        for other in numbers:
-            planners[other.workload.graph_batch] = other
-            yield other
-
-    # accelerate's DeepSpeed plugin sums gradients in another dtype than its FSDP, and all rows are of the dtype of the chosen plan.
-    asked = replace(draft.request, gradients=request.gradients)
-    larger, smaller = (
-        remembered(open_numbers(asked, planner, draft.source, draft.say, larger=more)) for more in (True, False)
-    )
+    numbers = MicroBatchNumbers.around(planner, draft.request, draft.source, draft.say)
     work = draft.chosen.cost.gpu_time_s if draft.chosen.fits else math.inf
     recompute = draft.request.recompute
-    usual = tuple(plan_baselines(planner, every, recompute, larger, smaller, work, baselines=baselines, say=draft.say))
+    usual = tuple(plan_baselines(planner, every, recompute, numbers, work, baselines=baselines, say=draft.say))
+    planners = {other.workload.graph_batch: other for other in numbers.prepared}
     if stated := plan_stated_layout(planner, draft.request, draft.source, draft.say):
         planners.setdefault(stated[0].workload.graph_batch, stated[0])
         usual = (stated[1], *usual)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from planner_core.core import ZERO, InputError, NoPlanFits, Plan, divisors, load_cluster
 from planner_core.planning import Request
 from planner_core.planning.fitting.baselines import plan_baselines
-from planner_core.planning.fitting.micro_batch_numbers import other_numbers
+from planner_core.planning.fitting.micro_batch_numbers import MicroBatchNumbers
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import Layout, tool_spaces
 from planner_core.planning.pipeline import choose_step
@@ -346,8 +346,8 @@ def test_a_usual_layout_that_fits_nowhere_is_shown_at_its_least_memory() -> None
     model, cluster, batch = "llama-3-8b", "1x8-h100:gpus=4", 8
     request = Request(model, cluster=cluster, batch=batch, seq=512, layers=2, recompute="none", memory_gb=5.0)
     planner = prepare_planner(replace(request, accumulate=1))
-    larger = other_numbers(planner, None, lambda text: None, larger=True)
-    rows = {p.method: p for p in plan_baselines(planner, candidate_meshes(request, planner.cluster), "auto", larger)}
+    numbers = MicroBatchNumbers(planner, None, lambda text: None, several=True)
+    rows = {p.method: p for p in plan_baselines(planner, candidate_meshes(request, planner.cluster), "auto", numbers)}
     ample = pricer(model, cluster, AMPLE_GB)
     stated = [
         Statement(
@@ -368,8 +368,8 @@ def test_fsdp_that_has_no_sample_to_spare_is_shown_where_it_does_not_fit() -> No
     """With more micro-batches GPUs would be without a sample, so its row is that of one."""
     request = Request("llama-3-8b", cluster="1x8-h100:gpus=4", batch=4, seq=8192, layers=2, memory_gb=8.0)
     planner = prepare_planner(replace(request, accumulate=1))
-    larger = other_numbers(planner, None, lambda text: None, larger=True)
-    rows = {p.method: p for p in plan_baselines(planner, candidate_meshes(request, planner.cluster), "auto", larger)}
+    numbers = MicroBatchNumbers(planner, None, lambda text: None, several=True)
+    rows = {p.method: p for p in plan_baselines(planner, candidate_meshes(request, planner.cluster), "auto", numbers)}
     assert not rows["fsdp"].fits and rows["fsdp"].workload["accumulate"] == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 from planner_core.core import Plan, load_cluster
 from planner_core.planning import Request, plan_model
 from planner_core.planning.fitting.baselines import NEARLY_LEAST, plan_baselines
-from planner_core.planning.fitting.micro_batch_numbers import other_numbers
+from planner_core.planning.fitting.micro_batch_numbers import MicroBatchNumbers
 from planner_core.planning.methods import BASELINES, Layout, parse_layout
 from planner_core.planning.pipeline import FIRST_PASSES
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
@@ -71,7 +71,7 @@ def test_a_row_that_does_not_fit_is_shown_near_its_least_memory(method: str, lay
     """Its weights and states alone do not fit, and it was shown with the micro-batches of the chosen plan: up to twice its least memory."""
     asked = Request("llama-3-8b", "1x4-h100", batch=16, seq=4096, layers=2, recompute="none", memory_gb=6, accumulate=1)
     planner = prepare_planner(asked)
-    numbers = other_numbers(planner, None, lambda text: None, larger=True)
+    numbers = MicroBatchNumbers(planner, None, lambda text: None, several=True)
     meshes = candidate_meshes(asked, planner.cluster)
     (row,) = plan_baselines(planner, meshes, "auto", numbers, baselines={method: BASELINES[method]})
     stated = Statement(parse_layout(layout), 1, 16, seq=4096, layers=2, recompute="full")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice, takewhile
 
 from planner_core.core import (
@@ -21,7 +21,7 @@ from planner_core.core import (
 )
 from planner_core.cost import micro_batch, zero_stage
 from planner_core.planning.fitting.mesh_search import check_bound_below
-from planner_core.planning.fitting.micro_batch_numbers import GraphSource
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
 from planner_core.planning.fitting.shortage import note_memory, note_oversized_states
 from planner_core.planning.methods import BASELINES, AxisRules, Method, parse_layout
 from planner_core.planning.methods.legality import operator_faults
@@ -39,7 +39,7 @@ from planner_core.search import (
     rough_plan_fits,
     search_within_budget,
 )
-from planner_core.search.algebra import PointAllowance
+from planner_core.search.algebra import Incumbent, PointAllowance, best_first
 from planner_core.search.network import Problem
 
 DEAL_OUT_SAMPLES = ("data-parallel", "fsdp")
@@ -56,34 +56,11 @@ NEARLY_LEAST = 1.05
 """By what factor the sum of memory of a baseline that does not fit may be shown above the least, to be the layout that people run."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Number:
-    """One number of micro-batches: its planner, and the same with the recomputation that the request allows. `off` and `on`: the same two
-    where one switch recomputes all blocks."""
-
-    planner: Planner
-    saving: Planner
-    off: Planner
-    on: Planner
-
-    @staticmethod
-    def of(planner: Planner, recompute: str) -> _Number:
-        """Return the number of micro-batches of a planner. All baselines share it, and with it the networks that it builds."""
-
-        def under(policy: str) -> Planner:
-            return planner if policy == planner.workload.recompute else with_recompute(planner, policy)
-
-        saving = under(recompute)
-        off, on = (under("none"), under("full")) if recompute == "auto" else (planner, saving)
-        return _Number(planner, saving, off, on)
-
-
 def plan_baselines(
     planner: Planner,
     options: Iterable[DeviceMesh],
     recompute: str = "none",
-    larger: Iterable[Planner] = (),
-    smaller: Iterable[Planner] = (),
+    numbers: MicroBatchNumbers | None = None,
     chosen_s: float = math.inf,
     *,
     baselines: Mapping[str, Method] = BASELINES,
@@ -92,19 +69,17 @@ def plan_baselines(
     """Return the best plan of each of these baselines over the meshes. A baseline that suits no mesh is left out.
 
     If its fastest plan does not fit with the recomputation of `planner`, it is planned with `recompute`; if it does not fit so either, at
-    the next of the `larger` numbers of micro-batches. With `smaller` numbers it is planned as long as the same plan fits there and gets
+    the next larger one of the `numbers` of micro-batches. At smaller ones it is planned as long as the same plan fits there and gets
     faster, or where it has no plan with more. So it fits if the layout fits at all within MORE_NUMBERS of these. If it fits nowhere, it is
     shown near its least memory. `chosen_s`: the work of the chosen plan, with which baselines may tie.
     """
-    options, number = list(options), _Number.of(planner, recompute)
-    more, fewer = (
-        _SharedIterator(_Number.of(p, recompute) for p in numbers)
-        for numbers in (larger, islice(smaller, MORE_NUMBERS))
-    )
+    options = list(options)
+    # All baselines share the planners of each number, and with them the networks that they build.
+    numbers = numbers or MicroBatchNumbers(planner, None, say, several=False)
     plans = []
     for baseline in baselines.values():
         say(f"baselines: {baseline.title}")  # each takes tenths of a second: a page stops at the next report
-        plan = _BaselineSearch(baseline, options, chosen_s).best_over_numbers(number, more, fewer)
+        plan = _BaselineSearch(baseline, options, numbers, recompute, chosen_s).best_over_numbers()
         plans += [plan] if plan is not None else []
     return plans
 
@@ -141,38 +116,40 @@ def plan_stated_layout(
     return planner, replace(plan, notes=(note, *plan.notes))
 
 
-class _SharedIterator:
-    """What an iterator gives, for everyone who asks."""
-
-    def __init__(self, source: Iterator[_Number]) -> None:
-        self._source, self._known = source, list[_Number]()
-
-    def __iter__(self) -> Iterator[_Number]:
-        yield from self._known
-        for one in self._source:
-            self._known.append(one)
-            yield one
-
-
 class _BaselineSearch:
-    """The search for the best plan of one baseline over meshes and numbers of micro-batches."""
+    """The search for the best plan of one baseline over meshes and numbers of micro-batches. It starts at the first of the `numbers`."""
 
-    def __init__(self, baseline: Method, options: list[DeviceMesh], chosen_s: float) -> None:
-        self.baseline, self.options, self.chosen_s = baseline, options, chosen_s
+    def __init__(
+        self,
+        baseline: Method,
+        options: list[DeviceMesh],
+        numbers: MicroBatchNumbers,
+        recompute: str,
+        chosen_s: float,
+    ) -> None:
+        self.baseline, self.options, self.numbers, self.chosen_s = baseline, options, numbers, chosen_s
+        first = numbers.first
+        self.number, self.budget = first.workload.accumulate, first.budget
+        # What runs it may recompute all blocks or none, by one switch. Megatron-LM's row was once a mixture by block, which it cannot run.
+        # With weights in 4 bits that is peft, whatever the layout.
+        self.has_one_switch = baseline.one_switch or first.request.nf4
+        switches = self.has_one_switch and recompute == "auto"
+        self.keeping, self.saving = ("none", "full") if switches else (first.workload.recompute, recompute)
+        """The recomputation without which, and with which, it is planned."""
         self._problems: dict[tuple[int, DeviceMesh], Problem] = {}
         """By the identity of the planner. A problem's cache has the answers of its searches, so they are not searched twice."""
         self._least_s: dict[tuple[int, DeviceMesh], float] = {}
         """A lower bound of each network, or of one that was not built since a network of less work is no faster than a known plan."""
 
-    def best_over_numbers(self, number: _Number, larger: Iterable[_Number], smaller: Iterable[_Number]) -> Plan | None:
+    def best_over_numbers(self) -> Plan | None:
         """Return the best plan that fits, at its number of micro-batches; else one of nearly the least memory; None if there is no plan."""
-        best = self.plan_that_fits(number) or self.plan_with_more_micro_batches(number, larger)
-        if best is not None and best.fits and self.has_one_switch(number):
-            best = self.improve_with_more_micro_batches(best, number, larger)
-        if best is None and not self.lacks_samples(number.planner):
+        best = self.plan_that_fits(self.number) or self.plan_with_more_micro_batches()
+        if best is not None and best.fits and self.has_one_switch:
+            best = self.improve_with_more_micro_batches(best)
+        if best is None and not self.lacks_samples():
             return None  # its ranks do not divide the model's sizes, which are the same at every number
-        for fewer in smaller:
-            if best is not None and not _fits_with_half_as_many(best, number.planner.budget):
+        for fewer in islice(self.numbers.smaller_than(self.number), MORE_NUMBERS):
+            if best is not None and not _fits_with_half_as_many(best, self.budget):
                 break
             plan = self.plan_that_fits(fewer)
             if plan is not None and best is not None and plan.cost.step_time_s >= best.cost.step_time_s:
@@ -180,16 +157,16 @@ class _BaselineSearch:
             best = plan or best or self.plan_of_least_memory([fewer])
         return best
 
-    def improve_with_more_micro_batches(self, best: Plan, number: _Number, larger: Iterable[_Number]) -> Plan:
-        """Return the best plan up to the first `larger` number at which all blocks fit without recomputation.
+    def improve_with_more_micro_batches(self, best: Plan) -> Plan:
+        """Return the best plan up to the first larger number at which all blocks fit without recomputation.
 
         One switch recomputes all blocks or none, a jump that no mixture has. Example: Megatron-LM runs six layers of Llama-3-8B on 8 GPUs
         of 14 GB in 3.6 s with 8 micro-batches and recomputation on 2 x 4, in 3.3 s with 16 on 4 x 2, and in 3.4 s with 32 and none.
         """
-        numbers = islice(larger, MORE_NUMBERS)
+        number, larger = self.number, islice(self.numbers.larger_than(self.number), MORE_NUMBERS)
         # A planner of another number captures the model, so none is asked for where the number before leaves no mesh.
         while best.workload["recompute"] == "full" and self.may_be_faster(number, best):
-            if (more := next(numbers, None)) is None:
+            if (more := next(larger, None)) is None:
                 break
             plan = self.plan_under_switch(more, number, best.cost.step_time_s)
             number = more
@@ -200,111 +177,100 @@ class _BaselineSearch:
                 break
         return best
 
-    def may_be_faster(self, number: _Number, than: Plan) -> bool:
+    def may_be_faster(self, number: int, than: Plan) -> bool:
         """Return whether a larger number than this one may have a faster plan, by the bounds of its meshes without recomputation."""
-        return any(self.least_s((number.off,), mesh) < than.cost.step_time_s for mesh in self.options)
+        keeping = self.numbers.under(number, self.keeping)
+        return any(self.least_s((keeping,), mesh) < than.cost.step_time_s for mesh in self.options)
 
-    def plan_with_more_micro_batches(self, number: _Number, larger: Iterable[_Number]) -> Plan | None:
-        """Return the plan at the first `larger` number of micro-batches at which one fits; else that of nearly the least memory; None
+    def plan_with_more_micro_batches(self) -> Plan | None:
+        """Return the plan at the first larger number of micro-batches at which one fits; else that of nearly the least memory; None
         without any.
 
         More micro-batches shrink activations alone. So where weights and states do not fit, no other number is searched for a plan that
         fits, and of all larger ones the largest at which each data rank of some mesh has a sample takes the least memory. Example:
         Megatron-LM's Llama-3-70B on 32 H100, 4 data x 8 tensor, takes 171 GiB with 8 samples at once, and 86 GiB with one.
         """
-        numbers = [number]
-        for more in islice(larger, MORE_NUMBERS) if self.states_may_fit(number) else ():
-            numbers.append(more)
+        looked_at = {self.number}
+        saving = self.problems(self.numbers.under(self.number, self.saving))
+        # No number of micro-batches shrinks weights, gradients and states.
+        states_may_fit = any(p.least_bytes_at_ends[1] <= self.budget for p in saving)
+        for more in islice(self.numbers.larger_than(self.number), MORE_NUMBERS) if states_may_fit else ():
+            looked_at.add(more)
             if (plan := self.plan_that_fits(more)) is not None:
                 return plan
-        meshes = [p.model.mesh for p in self.problems(self.planners(number)[1]) if not p.is_infeasible]
-        *_, last = number, *takewhile(lambda n: any(self.has_samples(n.planner, m) for m in meshes), larger)
-        return self.plan_of_least_memory(numbers if any(n is last for n in numbers) else [*numbers, last])
+        meshes = [p.model.mesh for p in saving if not p.is_infeasible]
+        dealt = takewhile(lambda n: any(self.has_samples(n, m) for m in meshes), self.numbers.larger_than(self.number))
+        return self.plan_of_least_memory(sorted({*looked_at, max(dealt, default=self.number)}))
 
-    def has_one_switch(self, number: _Number) -> bool:
-        """Return whether what runs the baseline recomputes all blocks or none. With weights in 4 bits that is peft, whatever the layout.
-
-        Megatron-LM's row was once a mixture by block, which it cannot run."""
-        return self.baseline.one_switch or number.planner.request.nf4
-
-    def planners(self, number: _Number) -> tuple[Planner, Planner]:
-        """Return the planners of a number without and with recomputation, as far as what runs the baseline can state it."""
-        return (number.off, number.on) if self.has_one_switch(number) else (number.planner, number.saving)
-
-    def lacks_samples(self, planner: Planner) -> bool:
+    def lacks_samples(self) -> bool:
         """Return whether a micro-batch has a number of samples that a layout's data ranks cannot share on some mesh."""
-        suited = (mesh for mesh in self.options if self.baseline.restrict(planner.graph, mesh) is not None)
-        return not all(self.has_samples(planner, mesh) for mesh in suited)
+        graph = self.numbers.first.graph
+        suited = (mesh for mesh in self.options if self.baseline.restrict(graph, mesh) is not None)
+        return not all(self.has_samples(self.number, mesh) for mesh in suited)
 
-    def has_samples(self, planner: Planner, mesh: DeviceMesh) -> bool:
+    def has_samples(self, number: int, mesh: DeviceMesh) -> bool:
         """Return whether the baseline suits a mesh and its data ranks can share the samples of a micro-batch. If not, no larger number
         helps."""
-        rules = self.baseline.restrict(planner.graph, mesh)
-        return rules is not None and not (
-            isinstance(rules, AxisRules) and planner.graph.workload["batch"] % rules.ranks
-        )
+        graph = self.numbers.under(number, self.saving).graph
+        rules = self.baseline.restrict(graph, mesh)
+        return rules is not None and not (isinstance(rules, AxisRules) and graph.workload["batch"] % rules.ranks)
 
-    def states_may_fit(self, number: _Number) -> bool:
-        """Return whether weights, gradients and states, which no number of micro-batches shrinks, leave room on some mesh."""
-        return any(p.least_bytes_at_ends[1] <= number.planner.budget for p in self.problems(self.planners(number)[1]))
-
-    def plan_that_fits(self, number: _Number) -> Plan | None:
+    def plan_that_fits(self, number: int) -> Plan | None:
         """Return the best plan at one number; None if none fits. Recomputation is allowed if the fastest plan without it does not fit."""
-        if self.has_one_switch(number):
+        if self.has_one_switch:
             return self.plan_under_switch(number)
-        planner, saving = number.planner, number.saving
-        with planner.clock("baselines"):
-            fast = possible_winners(self.problems(planner), "time") if saving is not planner else []
+        keeping, saving = (self.numbers.under(number, policy) for policy in (self.keeping, self.saving))
+        with keeping.clock("baselines"):
+            fast = possible_winners(self.problems(keeping), "time") if saving is not keeping else []
             # Recomputation only adds work, so it is allowed only where no fastest plan without it fits.
-            fits = any(rough_plan_fits(p, planner.graph, planner.budget, "time") for p in fast)
-        return self.best_plan(planner if fits else saving)
+            fits = any(rough_plan_fits(p, keeping.graph, self.budget, "time") for p in fast)
+        return self.best_plan(keeping if fits else saving)
 
-    def plan_under_switch(self, number: _Number, before: _Number | None = None, below: float = math.inf) -> Plan | None:
+    def plan_under_switch(self, number: int, before: int | None = None, below: float = math.inf) -> Plan | None:
         """Return the best plan at one number with all blocks recomputed or none; None if none fits in less than `below` seconds.
 
         `before`: a number that divides this one, whose bounds are known. Recomputation and more micro-batches only add work, so no network
         is built for a mesh on which less of them already takes too long. Example: EXAONE-4 32B on 16 H100 recomputes in 1.50 s with one
         micro-batch, and no mesh could with more. Without recomputation 4 x 4 has a bound of 1.43 s with two and 1.58 s with four."""
-        best = self.best_plan(number.off, below, (before.off,) if before else ())
-        if number.on is not number.off:
-            # A mesh of no fast plan may fit without recomputation, so the other switch is looked at in both cases.
-            below = min(below, best.cost.step_time_s if best else math.inf)
-            other = self.best_plan(number.on, below, (number.off, before.on) if before else (number.off,))
-            best = min(filter(None, (best, other)), key=lambda p: p.cost.step_time_s, default=None)
-        return best
+        plans: list[Plan] = []
+        less: list[Planner] = []
+        # A mesh of no fast plan may fit without recomputation, so both switches are looked at.
+        for policy in dict.fromkeys((self.keeping, self.saving)):
+            planner = self.numbers.under(number, policy)
+            less += [self.numbers.under(before, policy)] if before else []
+            if (plan := self.best_plan(planner, below, less)) is not None:
+                plans.append(plan)
+                below = min(below, plan.cost.step_time_s)
+            less = [planner]
+        return min(plans, key=lambda p: p.cost.step_time_s, default=None)
 
-    def best_plan(self, planner: Planner, below: float = math.inf, less: tuple[Planner, ...] = ()) -> Plan | None:
+    def best_plan(self, planner: Planner, below: float = math.inf, less: Sequence[Planner] = ()) -> Plan | None:
         """Return the best plan at one number under one recomputation; None if none fits, or none in less than `below` seconds. `less`:
         planners of less work."""
         with planner.clock("baselines"):
-            # The lowest bound first, so that meshes that cannot win any more are skipped.
-            problems = sorted(self.problems(planner, below, less), key=lambda p: rough_bound(p, "time"))
-            chosen = _best_answer(planner, problems, self.chosen_s, below)
+            chosen = _best_answer(planner, self.problems(planner, below, less), self.chosen_s, below)
             return planner.plan(*chosen, self.baseline.title, self.baseline.name, "time") if chosen else None
 
-    def plan_of_least_memory(self, numbers: Iterable[_Number]) -> Plan | None:
+    def plan_of_least_memory(self, numbers: Iterable[int]) -> Plan | None:
         """Return the plan of nearly the least memory, of a baseline that does not fit; None if it has no plan. The `numbers` rise.
 
         Its fastest plan would be no fair comparison. Example: Llama-3-70B on 64 H100 with 256 x 8 192 tokens takes 877 GiB a GPU as
         Megatron-LM runs it fastest, on a mesh of 32 x 2 without recomputation, which nobody would start; and at least 76 GiB.
         """
-        least: tuple[Planner, Problem, Answer] | None = None
+        least = Incumbent[tuple[Planner, Problem, Answer]]()
         meshes: Sequence[DeviceMesh] = self.options
-        for planner in (self.planners(number)[1] for number in numbers):
+        for planner in (self.numbers.under(number, self.saving) for number in numbers):
             with planner.clock("baselines"):
-                problems = sorted(self.problems(planner, meshes=meshes), key=lambda p: p.least_bytes)
-                for problem in problems:
-                    if least is not None and least[2].least_memory <= problem.least_bytes:
-                        break  # the sums of the rest are larger still
+                problems = self.problems(planner, meshes=meshes)
+                for problem in best_first(problems, [lambda p: p.least_bytes], least):
                     answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", UNPROVEN)
-                    if answer.smallest is not None and (least is None or answer.least_memory < least[2].least_memory):
-                        least = planner, problem, answer
+                    if answer.smallest is not None:
+                        least.offer(answer.least_memory, (planner, problem, answer))
                 # What stands when backward ends does not fall with more micro-batches, so few meshes need a network with these.
-                below = least[2].least_memory if least else math.inf
-                meshes = [p.model.mesh for p in problems if p.least_bytes_at_ends[1] < below]
-        if least is None:
+                meshes = [p.model.mesh for p in problems if p.least_bytes_at_ends[1] < least.value]
+        if least.found is None:
             return None
-        planner, problem, answer = least
+        planner, problem, answer = least.found
         # The very least splits what nobody splits: a row-parallel q_proj behind a norm saves 4 % of Llama-3-8B's peak on 8 A100, and
         # costs 10 % of its step. So the fastest plan that takes hardly more is shown.
         with planner.clock("baselines"):
@@ -322,7 +288,7 @@ class _BaselineSearch:
         self,
         planner: Planner,
         below: float = math.inf,
-        less: tuple[Planner, ...] = (),
+        less: Sequence[Planner] = (),
         meshes: Sequence[DeviceMesh] | None = None,
     ) -> list[Problem]:
         """Return the networks of the baseline at a planner's number of micro-batches and recomputation, one for each mesh that suits it.
@@ -341,7 +307,7 @@ class _BaselineSearch:
                 self._least_s[key] = rough_bound(problem, "time")
         return [self._problems[key] for mesh in meshes if (key := (id(planner), mesh)) in self._problems]
 
-    def least_s(self, planners: tuple[Planner, ...], mesh: DeviceMesh) -> float:
+    def least_s(self, planners: Sequence[Planner], mesh: DeviceMesh) -> float:
         """Return what no plan of these planners takes less than on a mesh, as far as it is known."""
         return max((self._least_s.get((id(planner), mesh), 0.0) for planner in planners), default=0.0)
 
@@ -357,30 +323,26 @@ def _fits_with_half_as_many(plan: Plan, budget: float) -> bool:
 
 
 def _best_answer(
-    planner: Planner, problems: list[Problem], chosen_s: float, least: float
+    planner: Planner, problems: list[Problem], chosen_s: float, below: float
 ) -> tuple[Problem, Answer] | None:
-    """Return the problem with the best plan that fits in less than `least` seconds, and its answer; None if none does. `problems`: the
-    lowest quick bound first."""
-    best: tuple[Problem, Answer] | None = None
-    for problem in problems:
-        # Sorted by this bound, so all that follow are no better.
-        if rough_bound(problem, "time") >= least:
-            break
+    """Return the problem with the best plan that fits in less than `below` seconds, and its answer; None if none does."""
+    best = Incumbent[tuple[Problem, Answer]](below)
+    for problem in best_first(problems, [lambda p: rough_bound(p, "time")], best):
         if no_plan_fits(problem, planner.budget):
             continue
         # Nobody asked to prove a baseline, and it says its gap. But prices of memory find only the ends of a mixture. Example: FSDP of
         # Llama-3-8B on 8 H100 lacks 0.4 GiB. With one price all 32 blocks are recomputed, and the step takes 6.7 % longer than with one. So
         # a gap is closed where that may make the layout as fast as the chosen plan.
-        limits = SearchLimits(abandon_above=least, prove=False, max_open_gap=MAX_OPEN_GAP)
+        limits = SearchLimits(abandon_above=best.value, prove=False, max_open_gap=MAX_OPEN_GAP)
         answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", limits)
         if answer.assignment is not None and answer.bound < min(
             answer.value / (1 + MAX_OPEN_GAP), chosen_s * (1 + NEARLY_CHOSEN)
         ):
-            limits = SearchLimits(least, points=PointAllowance(MAX_GAP_POINTS), max_open_gap=MAX_OPEN_GAP)
+            limits = SearchLimits(best.value, points=PointAllowance(MAX_GAP_POINTS), max_open_gap=MAX_OPEN_GAP)
             answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", limits)
-        if answer.assignment is not None and answer.value < least:
-            best, least = (problem, answer), answer.value
-    return best
+        if answer.assignment is not None:
+            best.offer(answer.value, (problem, answer))
+    return best.found
 
 
 def note_missing_baselines(planner: Planner, request: Request, plans: Sequence[Plan]) -> tuple[str, ...]:

@@ -11,20 +11,20 @@ the GPU for 117 ms and the host for 211.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from planner_core.core import DeviceMesh, Note, NoteKind, Plan, PlannerError, parse_mesh
 from planner_core.cost import cost_model_of, host_seconds, least_host_seconds
 from planner_core.planning.fitting.mesh_search import choose_mesh
-from planner_core.planning.fitting.micro_batch_numbers import GraphSource, open_numbers
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
 from planner_core.planning.fitting.micro_batch_size import keep_micro_batch_size
 from planner_core.planning.fitting.micro_batches import bound_on_mesh
 from planner_core.planning.methods import EXACT, PAIR_FORMS, Layout, list_layouts, unsearchable_faults
-from planner_core.planning.planner import Planner, candidate_meshes, with_recompute
+from planner_core.planning.planner import Planner, candidate_meshes
 from planner_core.planning.request import Progress, Request
 from planner_core.search import (
     FIRST_BUDGET_FACTOR,
@@ -36,7 +36,7 @@ from planner_core.search import (
     search_roughly,
     search_within_budget,
 )
-from planner_core.search.algebra import PointAllowance, TooWide
+from planner_core.search.algebra import Incumbent, PointAllowance, TooWide, best_first
 from planner_core.search.network import Problem
 
 WORD = "layouts whose GPU waits less for its host"
@@ -56,68 +56,68 @@ def choose_shortest_step(
     # A form that takes layers by name has plans of its own, which no layout states.
     if not (timed and plan.fits and plan.cost.host_wait_s) or request.tool in PAIR_FORMS:
         return planner, plan
-    best = _take_shorter(planner, (planner, plan), say)
-    # Where the search found that its number fits without recomputation, its planner has none; fewer micro-batches may fit with it alone.
-    opened = with_recompute(planner, request.recompute)
-    for fewer in open_numbers(request, opened, source, say, larger=False):
-        known, best = best, _take_shorter(fewer, best, say)
-        if best is known:
+    best = Incumbent(plan.cost.step_time_s, (planner, plan))
+    _take_shorter(planner, best, say)
+    numbers, number = MicroBatchNumbers.around(planner, request, source, say), planner.workload.accumulate
+    for fewer in numbers.smaller_than(number):
+        known = best.value
+        # The planner of a plan that fits without recomputation has none; fewer micro-batches may fit with it alone.
+        _take_shorter(numbers.under(fewer, request.recompute), best, say)
+        if best.value == known:
             break
-    more, model = open_numbers(request, planner, source, say, larger=True), cost_model_of(plan)
-    number = planner.workload.accumulate
+    model = cost_model_of(plan)
     # The next number is at least twice as large, and the host issues every operator in every micro-batch.
-    while least_host_seconds(planner.graph, model, 2 * number) < best[1].cost.step_time_s:
-        following = next(more, None)
+    while least_host_seconds(planner.graph, model, 2 * number) < best.value:
+        number = numbers.after(number)
+        following = numbers.at(number)
         if following is None:
             break
-        number, best = following.workload.accumulate, _take_shorter(following, best, say)
-    if best[1] is plan:
-        return best
-    shortest = replace(best[1], name=plan.name, method=plan.method, optimal=False, bound=plan.bound)
-    return replace(best[0], counts_open=planner.counts_open), shortest
+        _take_shorter(following, best, say)
+    assert best.found is not None
+    chosen, shortest = best.found
+    if shortest is plan:
+        return planner, plan
+    shortest = replace(shortest, name=plan.name, method=plan.method, optimal=False, bound=plan.bound)
+    return replace(chosen, counts_open=planner.counts_open), shortest
 
 
-def _take_shorter(planner: Planner, best: tuple[Planner, Plan], say: Progress) -> tuple[Planner, Plan]:
-    """Return the best plan, or the one of this planner's that has the shortest step."""
+def _take_shorter(planner: Planner, best: Incumbent[tuple[Planner, Plan]], say: Progress) -> None:
+    """Take this planner's plan of the shortest step in place of the best one, if its step is shorter."""
+    assert best.found is not None
     # An allowance of its own: proofs of the plan that the search found must not change what is found here.
     looking = replace(planner, work=PointAllowance(planner.effort.request))
-    least_s = least_host_seconds(planner.graph, cost_model_of(best[1]), planner.workload.accumulate)
-    if best[1].cost.step_time_s <= least_s * (1 + NEARLY_LEAST):
-        return best
+    enough_s = least_host_seconds(planner.graph, cost_model_of(best.found[1]), planner.workload.accumulate)
+    enough_s *= 1 + NEARLY_LEAST
+    if best.value <= enough_s:
+        return
     # A tool's spaces are its layouts.
     meshes = [] if planner.spaces else candidate_meshes(planner.request, planner.cluster)
     # A step is not shorter than the GPU's least work, whose networks the search has built. Example: Jamba on 16 H100 waits for 2 % of its
     # step, and 20 of its 27 layouts are on meshes whose work takes longer.
     work_s = {mesh.axis_sizes: bound_on_mesh(planner, mesh, relaxed=False) for mesh in meshes}
     layouts = _list_admitted_layouts(planner)
-    layouts = [x for x in layouts if work_s.get(x.mesh().axis_sizes, 0.0) < best[1].cost.step_time_s]
-    queue = [(_estimate_layout_s(planner, layout, say), number, layout, False) for number, layout in enumerate(layouts)]
-    heapq.heapify(queue)
-    # A plan of a layout takes ten times as long to find as its first estimate and three times as long as its second, so the most
-    # promising is the first: it rules out most others.
-    while queue:
-        estimate_s, number, layout, within_budget = heapq.heappop(queue)
-        known_s = best[1].cost.step_time_s
-        if known_s <= least_s * (1 + NEARLY_LEAST):
-            return best
-        if estimate_s >= known_s:
-            break
+    layouts = [x for x in layouts if work_s.get(x.mesh().axis_sizes, 0.0) < best.value]
+    # A plan of a layout takes ten times as long to find as its first estimate and three times as long as its second.
+    estimates = [
+        partial(_estimate_layout_s, planner, say),
+        partial(_estimate_layout_s, planner, say, budget=planner.budget * FIRST_BUDGET_FACTOR),
+    ]
+    for layout in best_first(layouts, estimates, best, enough_s):
         say(WORD)
-        if not within_budget:
-            again_s = _estimate_layout_s(planner, layout, say, planner.budget * FIRST_BUDGET_FACTOR)
-            heapq.heappush(queue, (max(estimate_s, again_s), number, layout, True))
-        elif (plan := _plan_layout(looking, layout, known_s)) is not None:
-            best = planner, plan
-    meshes = [mesh for mesh in meshes if _estimate_mesh_s(planner, mesh) < best[1].cost.step_time_s]
+        if (plan := _plan_layout(looking, layout, best.value)) is not None:
+            best.offer(plan.cost.step_time_s, (planner, plan))
+    if best.value <= enough_s:
+        return
+    meshes = [mesh for mesh in meshes if _estimate_mesh_s(planner, mesh) < best.value]
     for prove in (False, True):
         plans = [p for p in _plan_meshes(looking, meshes, say, prove) if p.fits]
-        shortest = min(plans, key=lambda p: p.cost.step_time_s, default=best[1])
-        if shortest.cost.step_time_s >= best[1].cost.step_time_s:
-            return best
+        shortest = min(plans, key=lambda p: p.cost.step_time_s, default=None)
+        if shortest is None or shortest.cost.step_time_s >= best.value:
+            return
         # Without a proof each mesh takes hundredths of a second. That of the shortest step is searched to the end: its step is often
         # shorter by some tenths of a per cent.
-        best, meshes = (planner, shortest), [shortest.mesh]
-    return best
+        best.offer(shortest.cost.step_time_s, (planner, shortest))
+        meshes = [shortest.mesh]
 
 
 def _plan_layout(planner: Planner, layout: Layout, below: float) -> Plan | None:
@@ -130,7 +130,7 @@ def _plan_layout(planner: Planner, layout: Layout, below: float) -> Plan | None:
     return None
 
 
-def _estimate_layout_s(planner: Planner, layout: Layout, say: Progress, budget: float = math.inf) -> float:
+def _estimate_layout_s(planner: Planner, say: Progress, layout: Layout, *, budget: float = math.inf) -> float:
     """As `_estimate_step_s`, of a layout. Infinite if no plan of it fits."""
     # Most layouts fail at the samples, which costs nothing to see.
     if planner.workload.graph_batch % layout.data or unsearchable_faults(planner.graph, layout):

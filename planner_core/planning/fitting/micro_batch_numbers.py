@@ -23,33 +23,61 @@ GraphSource = Graph | Callable[[Request], Graph] | None
 
 
 class MicroBatchNumbers:
-    """The numbers of micro-batches to look at, and their planners. The numbers rise, and each divides the next."""
+    """The numbers of micro-batches that a step may have, and the planner of each, prepared when it is asked for first.
 
-    def __init__(
-        self, request: Request, graph: GraphSource, say: Progress, effort: Effort, like: Planner | None = None
-    ) -> None:
-        self._request, self._graph, self._say, self.effort = request, graph, say, effort
-        self.several = request.accumulate is None and not isinstance(graph, Graph)
-        first = self._prepare(replace(request, accumulate=1) if self.several else request, like)
-        # A request has an allowance of its own: what an earlier one with the same graphs took of its own must not change this answer.
-        self.first = replace(first, work=PointAllowance(effort.request))
+    `first`: the planner of the number at hand, with which the others share graphs, clock and work. `several`: whether there are others.
+    """
+
+    def __init__(self, first: Planner, source: GraphSource, say: Progress, *, several: bool) -> None:
+        self.first, self.several = replace(first, counts_open=several), several
+        self._source, self._say = source, say
+        own = first.workload
         # 0 stands for no number that follows, so `at(after(n))` is None at the end.
-        self._planners: dict[int, Planner | None] = {self.first.workload.accumulate: self.first, 0: None}
+        self._planners: dict[int, Planner | None] = {own.accumulate: self.first, 0: None}
+        self._under: dict[tuple[int, str], Planner] = {(own.accumulate, own.recompute): self.first}
 
-    def _prepare(self, request: Request, like: Planner | None = None) -> Planner:
-        """Return the planner of one number. It shares the clock and the work of proofs with the planner `like`."""
-        graph = self._graph(request) if callable(self._graph) else self._graph
-        return replace(prepare_planner(request, graph, self._say, self.effort, like), counts_open=self.several)
+    @staticmethod
+    def of_request(
+        request: Request, source: GraphSource, say: Progress, effort: Effort, like: Planner | None = None
+    ) -> MicroBatchNumbers:
+        """Return the numbers of a request, from one micro-batch on where it leaves the number open. `like`: as in `prepare_planner`."""
+        several = leaves_number_open(request, source)
+        asked = replace(request, accumulate=1) if several else request
+        first = prepare_planner(asked, source(asked) if callable(source) else source, say, effort, like)
+        # A request has an allowance of its own: what an earlier one with the same graphs took of its own must not change this answer.
+        return MicroBatchNumbers(replace(first, work=PointAllowance(effort.request)), source, say, several=several)
+
+    @staticmethod
+    def around(planner: Planner, request: Request, source: GraphSource, say: Progress) -> MicroBatchNumbers:
+        """Return the number of a planner of the `request`, and all others if the request leaves them open."""
+        several = leaves_number_open(request, source) and request.micro_batch is None
+        return MicroBatchNumbers(planner, source, say, several=several)
 
     def at(self, number: int) -> Planner | None:
-        """Return the planner of a number; None if a model fixes its batch, so that it has no smaller ones."""
+        """Return the planner of a number; None if a model fixes its batch, so that it has no smaller micro-batches."""
         if number not in self._planners:
-            of_number = replace(self._request, batch=self.first.workload.batch, accumulate=number)
+            asked = replace(self.first.request, batch=self.last, accumulate=number)
             try:
-                self._planners[number] = self._prepare(of_number, self.first)
+                graph = self._source(asked) if callable(self._source) else self._source
+                planner = prepare_planner(asked, graph, self._say, self.first.effort, self.first)
+                self._planners[number] = replace(planner, counts_open=self.several)
             except InputError:
                 self._planners[number] = None
         return self._planners[number]
+
+    def under(self, number: int, recompute: str) -> Planner:
+        """Return the planner of a number that has one, with another choice of recomputation."""
+        if (key := (number, recompute)) not in self._under:
+            planner = self.at(number)
+            assert planner is not None
+            own = planner.workload.recompute
+            self._under[key] = planner if own == recompute else with_recompute(planner, recompute)
+        return self._under[key]
+
+    @property
+    def prepared(self) -> list[Planner]:
+        """The planners so far."""
+        return [planner for planner in self._planners.values() if planner is not None]
 
     @property
     def last(self) -> int:
@@ -57,41 +85,34 @@ class MicroBatchNumbers:
         return self.first.workload.batch
 
     def after(self, number: int) -> int:
-        """Return the number that follows; 0 if there is none."""
-        return _next_multiple(number, self.first.workload.batch) if self.several else 0
+        """Return the least product of a number and a prime that divides the samples of a step; 0 if there is none."""
+        # The least divisor above 1 is a prime. Example: 240 samples give 1, 2, 4, 8, 16, 48, 240.
+        samples = self.last // number if self.several else 1
+        return number * _least_prime(samples) if samples > 1 else 0
+
+    def before(self, number: int) -> int:
+        """Return a number by its least prime; 0 if it is 1."""
+        return number // _least_prime(number) if self.several and number > 1 else 0
+
+    def larger_than(self, number: int) -> Iterator[int]:
+        """Yield the numbers after this one as far as they have planners. Each divides the next."""
+        while self.at(number := self.after(number)) is not None:
+            yield number
+
+    def smaller_than(self, number: int) -> Iterator[int]:
+        """Yield the numbers before this one as far as they have planners. Each is a multiple of the next."""
+        while self.at(number := self.before(number)) is not None:
+            yield number
 
 
-def _next_multiple(number: int, batch: int) -> int:
-    """Return the least product of a number of micro-batches and a prime that divides the samples of a step; 0 if there is none."""
-    # The least divisor above 1 is a prime. Example: 240 samples give 1, 2, 4, 8, 16, 48, 240.
-    samples = batch // number
-    return number * next((p for p in range(2, samples + 1) if samples % p == 0), 0)
+def leaves_number_open(request: Request, source: GraphSource) -> bool:
+    """Return whether a request leaves the number of micro-batches open. A graph holds one micro-batch of a number that is fixed."""
+    return request.accumulate is None and not isinstance(source, Graph)
 
 
-def other_numbers(planner: Planner, source: GraphSource, say: Progress, *, larger: bool) -> Iterator[Planner]:
-    """Yield the planners of larger numbers of micro-batches, of which each is a multiple of the one before; or of smaller ones."""
-    number, batch = planner.workload.accumulate, planner.workload.batch
-    while number := _next_multiple(number, batch) if larger else _previous_divisor(number):
-        of_number = replace(planner.request, batch=batch, accumulate=number)
-        try:
-            yield prepare_planner(
-                of_number, source(of_number) if callable(source) else source, say, planner.effort, planner
-            )
-        except InputError:  # a model that fixes its batch has no smaller micro-batches
-            return
-
-
-def open_numbers(
-    request: Request, planner: Planner, source: GraphSource, say: Progress, *, larger: bool
-) -> Iterator[Planner]:
-    """Yield the planners of larger (or smaller) numbers of micro-batches than that of `planner`, if the request leaves the number open."""
-    if request.accumulate is None and request.micro_batch is None and not isinstance(source, Graph):
-        yield from other_numbers(planner, source, say, larger=larger)
-
-
-def _previous_divisor(number: int) -> int:
-    """Return a number of micro-batches by its least prime; 0 if it is 1."""
-    return next((number // p for p in range(2, number + 1) if number % p == 0), 0)
+def _least_prime(number: int) -> int:
+    """Return the least prime that divides a number above 1."""
+    return next(p for p in range(2, number + 1) if number % p == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +133,7 @@ class MicroBatchCandidate:
     @staticmethod
     def of(planner: Planner, options: Sequence[DeviceMesh]) -> MicroBatchCandidate:
         """Return the number of micro-batches of a planner."""
-        opened = planner.workload.recompute == "auto"
-        plain = with_recompute(planner, "none") if opened else planner
+        plain = with_recompute(planner, "none") if planner.workload.recompute == "auto" else planner
         if planner.spaces:
             holds_for_multiples = all(space.layout.cp == 1 for space in planner.spaces)
         else:

@@ -84,7 +84,8 @@ def choose_micro_batches(
     NoPlanFits if the user gave a budget that no plan fits, and InputError.
     """
     effort = effort or (THOROUGH if request.prove else MOMENT)
-    return _MicroBatchSearch(MicroBatchNumbers(request, graph, say, effort, like), search, say, show_first).run()
+    numbers = MicroBatchNumbers.of_request(request, graph, say, effort, like)
+    return _MicroBatchSearch(numbers, search, say, show_first).run()
 
 
 class _MicroBatchSearch:
@@ -151,7 +152,9 @@ class _MicroBatchSearch:
                 self._look_near(min(room, numbers.last / gpus), count.options, most=1)
             self._look_in_steps(count)
             if self.best is not None:
-                self._look_near(room, count.options, MOST_BETWEEN if numbers.effort is not THOROUGH else numbers.last)
+                self._look_near(
+                    room, count.options, MOST_BETWEEN if numbers.first.effort is not THOROUGH else numbers.last
+                )
         else:
             self._look_in_steps(count)
         if not self.seen and self.best is None:
@@ -200,7 +203,7 @@ class _MicroBatchSearch:
         # Their networks take most of the time. Example: DeepSeek-V4 on 16 H100 says after 2.5 s and not after 5 that no plan fits.
         one_axis = [mesh for mesh in count.options if len(mesh.axis_sizes) == 1]
         # Who states a budget, or asks for a proof, is told of the very least.
-        may_end = not self.states_fit and self.numbers.effort is not THOROUGH
+        may_end = not self.states_fit and self.numbers.first.effort is not THOROUGH
         if not one_axis or len(count.options) == 1 or not (may_end or self._show_first):
             return False
         count = replace(count, options=one_axis)
