@@ -35,14 +35,18 @@ from planner_core.planning.fitting.baselines import (
 )
 from planner_core.planning.fitting.for_tool import choose_for_tool
 from planner_core.planning.fitting.front import is_trade_off, leave_out_beaten, name_trade_offs, plan_trade_offs
-from planner_core.planning.fitting.host_waits import choose_shortest_step, note_gap_with_waits, say_why_shorter
+from planner_core.planning.fitting.host_waits import (
+    choose_shortest_step,
+    note_gap_with_waits,
+    note_host_wait,
+    say_why_shorter,
+)
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
 from planner_core.planning.fitting.micro_batch_size import choose_for_micro_batch_size, keep_micro_batch_size
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.shortage import (
     find_uneven_batch,
-    note_host_wait,
     note_memory,
     note_repeated_work,
     note_small_batch,

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from planner_core.core import DeviceMesh, Note, NoteKind, Plan, PlannerError, parse_mesh
+from planner_core.core import DeviceMesh, Note, NoteKind, Plan, PlannerError, Sentence, named, parse_mesh, time_amount
 from planner_core.cost import cost_model_of, host_seconds, least_host_seconds
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
@@ -194,6 +194,30 @@ def _plan_meshes(planner: Planner, meshes: Iterable[DeviceMesh], say: Progress, 
         with suppress(PlannerError):
             plans.append(say_why_shorter(choose_mesh(planner, [mesh], say, prove=prove)))
     return keep_micro_batch_size(planner.request, plans)
+
+
+def note_host_wait(plan: Plan) -> tuple[str, ...]:
+    """Return a sentence about the wait for the host in the step of a chosen plan: the search does not minimise it, so it is bounded here.
+
+    It names the plan, since one with stages may be recommended behind it, of which none of this holds."""
+    waits, bound = plan.cost.host_wait_s, plan.bound
+    if not waits or plan.objective != "time":
+        return ()
+    of_one_stage = plan.pipeline is None
+    whose = "the best plan of one pipeline stage" if of_one_stage else plan.name
+    least = Sentence(", and no such plan's step is shorter than ", time_amount(bound)) if bound and of_one_stage else ""
+    note = Sentence(
+        "in ",
+        time_amount(waits),
+        f" of the step of {whose} the GPU waits for its host, which issues kernels more slowly than they run; the search ",
+        "minimises the GPU's own part, ",
+        time_amount(plan.cost.gpu_time_s),
+        least,
+        "; larger micro-batches or ",
+        named("compiled"),
+        " wait less",
+    )
+    return (note,)
 
 
 def note_gap_with_waits(plan: Plan) -> Plan:
