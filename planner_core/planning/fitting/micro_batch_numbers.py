@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -177,19 +176,18 @@ def list_least_memory_numbers(count: MicroBatchCandidate, numbers: MicroBatchNum
 def _some_plan_may_fit(count: MicroBatchCandidate) -> bool:
     """Return whether some plan may fit, as far as is known without a search."""
     # One mesh decides mostly, and the networks of the others take long.
-    try:
-        problems = (p for mesh in count.options for p in build_problems(count.planner, [mesh]))
-        return any(p.unrestricted is not None or not no_plan_fits(p, count.planner.budget) for p in problems)
-    except TooWide:
-        return True
+    for mesh in count.options:
+        problems = build_problems(count.planner, [mesh])
+        if problems is None:
+            return True
+        if any(p.unrestricted is not None or not no_plan_fits(p, count.planner.budget) for p in problems):
+            return True
+    return False
 
 
 def least_sum_of_bytes(count: MicroBatchCandidate) -> float:
     """Return the bytes per GPU that no sum of a plan of this number is below; infinite if it has no plan."""
-    try:
-        problems = build_problems(count.planner, count.options)
-    except TooWide:
-        return math.inf
+    problems = build_problems(count.planner, count.options) or ()
     return min((p.least_bytes for p in problems if not p.is_infeasible), default=math.inf)
 
 
@@ -197,19 +195,20 @@ def micro_batches_that_fit(count: MicroBatchCandidate) -> float:
     """About how many micro-batches make the activations of the fastest layouts fit beside their weights."""
     # Without recomputation: with it almost any layout keeps few activations, and the number would say nothing of its speed.
     planner, least = count.plain, np.inf
-    with contextlib.suppress(TooWide):
-        problems = build_problems(planner, count.options)
-        for problem in possible_winners(problems, planner.objective()):
-            if (fast := search_roughly(problem, planner.objective())) is not None:
-                after_forward, after_backward = fast.totals[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]]
-                room = planner.budget - after_backward
-                # What backward frees are activations. Example: 140 GB after forward and 40 after backward, in 60 GB: 100 / (60 - 40) = 5.
-                least = min(least, (after_forward - after_backward) / room if room > 0 else np.inf)
+    for problem in possible_winners(build_problems(planner, count.options) or (), planner.objective()):
+        if (fast := search_roughly(problem, planner.objective())) is not None:
+            after_forward, after_backward = fast.totals[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]]
+            room = planner.budget - after_backward
+            # What backward frees are activations. Example: 140 GB after forward and 40 after backward, in 60 GB: 100 / (60 - 40) = 5.
+            least = min(least, (after_forward - after_backward) / room if room > 0 else np.inf)
     return count.micro_batches * float(least)
 
 
-def build_problems(planner: Planner, options: Iterable[DeviceMesh]) -> list[Problem]:
+def build_problems(planner: Planner, options: Iterable[DeviceMesh]) -> list[Problem] | None:
     """Return the networks of the request's method on these meshes, one for each set of ZeRO stages; none on a mesh that does not suit the
-    method. Raises TooWide."""
+    method. None if the tables of one would be too large."""
     method = METHODS[planner.request.method]
-    return [build() for mesh in options for build in planner.builders(method, mesh)]
+    try:
+        return [build() for mesh in options for build in planner.builders(method, mesh)]
+    except TooWide:
+        return None

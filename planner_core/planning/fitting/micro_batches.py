@@ -53,7 +53,6 @@ from planner_core.search import (
     rough_plan_fits,
     search_roughly,
 )
-from planner_core.search.algebra import TooWide
 
 GOOD_GAP = 0.4
 """A plan at most this share above its bound is shown before the other numbers are looked at."""
@@ -365,9 +364,8 @@ def bound_on_mesh(planner: Planner, mesh: DeviceMesh, *, relaxed: bool = True) -
     Of `MicroBatchCandidate.bounding` it holds for multiples of the number of micro-batches too. ALBERT, whose layers share their weights,
     is searched in a smaller space. Its first plan took 16 s as long as these had no bound: no mesh was left out at 2, 4, 8 and 16
     micro-batches."""
-    try:
-        problems = build_problems(planner, [mesh])
-    except TooWide:
+    problems = build_problems(planner, [mesh])
+    if problems is None:
         return 0.0
     with planner.clock("search"):
         objective = planner.objective()
@@ -394,10 +392,7 @@ def _plan_number(
 
 def _nearly_fits(count: MicroBatchCandidate) -> bool:
     """Return whether the fastest plan of any memory without recomputation takes hardly more than there is, on one of the meshes."""
-    try:
-        problems = build_problems(count.plain, count.options)
-    except TooWide:
-        return False
+    problems = build_problems(count.plain, count.options) or ()
     fast = (search_roughly(p, count.plain.objective()) for p in problems if p.unrestricted is None)
     return any(a is not None and memory_bytes(a) <= FIRST_BUDGET_FACTOR * count.plain.budget for a in fast)
 
@@ -409,11 +404,8 @@ def _unlimited_best_if_fits(
     if count.plain is count.planner:
         return None
     planner, objective = count.plain, count.plain.objective()
-    try:
-        problems = build_problems(planner, count.options)
-    except TooWide:
-        return None
-    if any(p.unrestricted is not None for p in problems):  # its bound does not hold for the whole space
+    problems = build_problems(planner, count.options)
+    if problems is None or any(p.unrestricted is not None for p in problems):  # no bound holds for the whole space
         return None
     with planner.clock("search"):
         fast = possible_winners(problems, objective)
