@@ -180,10 +180,9 @@ def test_what_an_earlier_request_took_changes_no_answer(monkeypatch: pytest.Monk
 def test_the_first_plan_does_not_wait_for_the_search_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the plan of the search without proof, and its bound holds: it is not above that of the end."""
     events: list[object] = []
-    search_exactly = micro_batches._search_exactly
-    monkeypatch.setattr(
-        micro_batches, "_search_exactly", lambda *a: (events.append("to the end"), search_exactly(*a))[1]
-    )
+    search = micro_batches._MicroBatchSearch
+    search_exactly = search._search_exactly
+    monkeypatch.setattr(search, "_search_exactly", lambda *a: (events.append("to the end"), search_exactly(*a))[1])
     result = plan_model(replace(TIGHT, accumulate=None), show_first=events.append, passes={})
     first, then = events
     assert isinstance(first, Plan) and then == "to the end" and first.fits and first.bound is not None

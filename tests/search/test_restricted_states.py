@@ -108,14 +108,15 @@ def test_a_narrow_plan_is_one_of_the_wide_space() -> None:
 
 def test_numbers_that_cannot_win_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spaces that gave up states had no bound of any memory, so ALBERT was planned at 2, 4, 8 and 16 micro-batches before a plan was shown."""
-    planned, plan_number = list[int](), micro_batches._plan_number
+    search = micro_batches._MicroBatchSearch
+    planned, plan_number = list[int](), search._plan_number
 
-    def spy(count: MicroBatchCandidate, *rest: Any) -> Any:
+    def spy(self: Any, count: MicroBatchCandidate, *rest: Any) -> Any:
         planned.append(count.micro_batches)
         assert any(planner.problem(mesh).unrestricted for planner in [count.planner] for mesh in count.options)
-        return plan_number(count, *rest)
+        return plan_number(self, count, *rest)
 
-    monkeypatch.setattr(micro_batches, "_plan_number", spy)
+    monkeypatch.setattr(search, "_plan_number", spy)
     request = Request(model="albert", cluster="1x4-a100-pcie", mesh="4", batch=16, recompute="auto", accumulate=None)
     _, plan = micro_batches.choose_micro_batches(
         request, lambda asked: capture_graph(ALBERT, batch=16 // (asked.accumulate or 1), seq=128), lambda text: None

@@ -139,7 +139,7 @@ class _MicroBatchSearch:
         """Return the best plan over all numbers, with a bound that holds for all of them."""
         numbers = self.numbers
         count = self._candidate(numbers.first, candidate_meshes(numbers.first.request, numbers.first.cluster))
-        if self.states_fit and (answer := _unlimited_best_if_fits(count, self.search, self.say)):
+        if self.states_fit and (answer := self._unlimited_best_if_fits(count)):
             self._keep_unlimited(answer, count)
         if self.states_fit and self.free is None and numbers.several and count.planner.objective() == "time":
             room, gpus = micro_batches_that_fit(count), count.planner.cluster.num_gpus
@@ -163,7 +163,7 @@ class _MicroBatchSearch:
             self.seen = [min(self.seen, key=lambda c: self.needed[c.micro_batches])]
         if self.best is not None:
             self.show(self._over_all(*self.best)[1])
-        answer = self._over_all(*_search_exactly(self.seen, self.best, self.free, self.bounds, self.search, self.say))
+        answer = self._over_all(*self._search_exactly())
         self.show(answer[1])
         return answer
 
@@ -206,7 +206,7 @@ class _MicroBatchSearch:
         if not one_axis or len(count.options) == 1 or not (may_end or self._show_first):
             return False
         count = replace(count, options=one_axis)
-        plan, needed = _plan_number(count, self.known, {}, self.search, self.say)
+        plan, needed = self._plan_number(count)
         if plan is None:
             return False
         self.show(plan)
@@ -235,7 +235,7 @@ class _MicroBatchSearch:
 
     def _show_plan_on(self, mesh: DeviceMesh, count: MicroBatchCandidate) -> None:
         """Show the plan of one mesh as `_show_plan_on_best_mesh` says."""
-        plan, _ = _plan_number(replace(count, options=[mesh]), self.known, {}, self.search, self.say)
+        plan, _ = self._plan_number(replace(count, options=[mesh]))
         if plan is not None and plan.fits:
             over_all = self._over_all(count.planner, plan)[1]
             is_narrowed = any(note.kind is NoteKind.SCOPE for note in plan.notes)
@@ -257,7 +257,7 @@ class _MicroBatchSearch:
         # Their network is a third of that with recomputation. Example: the fastest plan of MiniMax-Text-01 takes 78.9 of 78.7 GB.
         if count.plain is count.planner or not _nearly_fits(count):
             return
-        plan, _ = _plan_number(replace(count, planner=count.plain), self.known, {}, self.search, self.say)
+        plan, _ = self._plan_number(replace(count, planner=count.plain))
         if plan is not None and plan.fits:
             self.show_if_good(self._over_all(count.planner, plan)[1])
 
@@ -273,7 +273,7 @@ class _MicroBatchSearch:
             return (), None
         # At the first number it was looked for already.
         if self.states_fit and number != self.numbers.first.workload.accumulate:
-            unlimited = _unlimited_best_if_fits(count, self.search, self.say, known)
+            unlimited = self._unlimited_best_if_fits(count)
             if unlimited is not None:
                 self._keep_unlimited(unlimited, count)
                 if self.free is not None:
@@ -282,7 +282,7 @@ class _MicroBatchSearch:
         plan: Plan | None = None
         if self.numbers.several:
             self._show_plan_on_best_mesh(count, least)
-            plan, self.needed[number] = _plan_number(count, known, self.bounds, self.search, self.say)
+            plan, self.needed[number] = self._plan_number(count, self.bounds)
             if plan is not None and plan.fits and (self.best is None or _is_better((count.planner, plan), self.best)):
                 self.best = count.planner, plan
             if self.best is not None and self.best[0] is count.planner:
@@ -356,6 +356,74 @@ class _MicroBatchSearch:
         bound = min(plan.bound, value, *(self._bound_of(n) for n in every)) if every else plan.bound
         return planner, with_lower_bound(planner, plan, bound)
 
+    def _plan_number(
+        self, count: MicroBatchCandidate, bounds: dict[int, float] | None = None
+    ) -> tuple[Plan | None, float]:
+        """Return a plan of a number on its meshes, searched without proof, None if none is within the user's budget; and the bytes per GPU
+        that it takes. What no plan of these is below is put in `bounds`."""
+        below, bounds = self.known, {} if bounds is None else bounds
+        try:
+            plan = self.search(count.planner, count.options, self.say, below=below, prove=False)
+        except NoPlanFits as error:
+            bounds[count.micro_batches] = min(below, error.bound)
+            return None, error.needed_bytes
+        # A plan that does not fit has the bound of those that do, which the search may have missed; none if nothing fits.
+        nothing = 0.0 if plan.fits else np.inf
+        bounds[count.micro_batches] = min(below, nothing if plan.bound is None else plan.bound)
+        return plan, plan.cost.memory_bytes["peak"]
+
+    def _unlimited_best_if_fits(self, count: MicroBatchCandidate) -> tuple[Planner, Plan] | None:
+        """Return the best plan of any memory without recomputation if it fits, since no plan is better then; else None."""
+        planner, objective = count.plain, count.plain.objective()
+        problems = build_problems(planner, count.options) if planner is not count.planner else None
+        if problems is None or any(p.unrestricted is not None for p in problems):  # no bound holds for the whole space
+            return None
+        with planner.clock("search"):
+            fast = possible_winners(problems, objective)
+            if not any(rough_plan_fits(p, planner.graph, planner.budget, objective) for p in fast):
+                return None
+            # A plan that fits and is as fast as any of any memory ends the search: more micro-batches and recomputation only add work.
+            least = least_value_bound(fast, objective) * (1 + TIE)
+        with contextlib.suppress(NoPlanFits):
+            plan = self.search(planner, count.options, self.say, below=min(self.known, least), prove=False)
+            if plan.fits and planner.value(plan) <= least:
+                return planner, plan
+        return None
+
+    def _search_exactly(self) -> tuple[Planner, Plan]:
+        """Return the best plan over the numbers that were looked at, searched exactly, the most promising number first. What is proven of a
+        number raises its bound. Raises NoPlanFits."""
+        refused: NoPlanFits | None = None
+        best, chosen, bounds = self.best, self.free, self.bounds
+        known = self.known * (1 + TIE)
+        # The number of the best plan first: its exact value makes the searches of the others short.
+        for count in sorted(self.seen, key=lambda c: best is None or c.planner is not best[0]):
+            below = min(known, chosen[0].value(chosen[1])) if chosen and chosen[1].fits else known
+            number = count.micro_batches
+            # A number is closed if its bound reaches what is known, or if proofs may take no more work.
+            closed = bounds.get(number, 0.0) >= below * (1 - TIE) or (
+                number in bounds and count.planner.work.remaining <= 0
+            )
+            if best is not None and closed and (chosen is not None or count.planner is not best[0]):
+                continue
+            try:
+                plan = self.search(count.planner, count.options, self.say, below=below)
+            except NoPlanFits as error:
+                bounds[number] = max(bounds.get(number, 0.0), min(below, error.bound) if below < np.inf else 0.0)
+                refused = min(refused or error, error, key=lambda e: e.needed_bytes)
+                continue
+            if plan.fits:
+                bounds[number] = max(bounds.get(number, 0.0), plan.bound or 0.0)
+            if chosen is None or _is_better((count.planner, plan), chosen):
+                chosen = count.planner, plan
+        # An exact search below the best value may end without a plan: then the best one stands.
+        if best is not None and (chosen is None or not chosen[1].fits):
+            return best
+        if chosen is None:
+            assert refused is not None
+            raise refused
+        return chosen
+
 
 def bound_on_mesh(planner: Planner, mesh: DeviceMesh, *, relaxed: bool = True) -> float:
     """Return a value that no plan of any memory on one mesh is below; 0 if it is not known. `relaxed`: also where the space is a smaller
@@ -374,91 +442,11 @@ def bound_on_mesh(planner: Planner, mesh: DeviceMesh, *, relaxed: bool = True) -
         return min((bound_of_whole_space(p, objective) for p in problems), default=np.inf)
 
 
-def _plan_number(
-    count: MicroBatchCandidate, below: float, bounds: dict[int, float], search: MeshSearch, say: Progress
-) -> tuple[Plan | None, float]:
-    """Return a plan of this number, searched without proof, None if none is within the user's budget; and the bytes per GPU that it takes.
-    What no plan of this number is below is put in `bounds`."""
-    try:
-        plan = search(count.planner, count.options, say, below=below, prove=False)
-    except NoPlanFits as error:
-        bounds[count.micro_batches] = min(below, error.bound)
-        return None, error.needed_bytes
-    # A plan that does not fit has the bound of those that do, which the search may have missed; none if nothing fits.
-    nothing = 0.0 if plan.fits else np.inf
-    bounds[count.micro_batches] = min(below, nothing if plan.bound is None else plan.bound)
-    return plan, plan.cost.memory_bytes["peak"]
-
-
 def _nearly_fits(count: MicroBatchCandidate) -> bool:
     """Return whether the fastest plan of any memory without recomputation takes hardly more than there is, on one of the meshes."""
     problems = build_problems(count.plain, count.options) or ()
     fast = (search_roughly(p, count.plain.objective()) for p in problems if p.unrestricted is None)
     return any(a is not None and memory_bytes(a) <= FIRST_BUDGET_FACTOR * count.plain.budget for a in fast)
-
-
-def _unlimited_best_if_fits(
-    count: MicroBatchCandidate, search: MeshSearch, say: Progress, below: float = np.inf
-) -> tuple[Planner, Plan] | None:
-    """Return the best plan of any memory without recomputation if it fits, since no plan is better then; else None."""
-    if count.plain is count.planner:
-        return None
-    planner, objective = count.plain, count.plain.objective()
-    problems = build_problems(planner, count.options)
-    if problems is None or any(p.unrestricted is not None for p in problems):  # no bound holds for the whole space
-        return None
-    with planner.clock("search"):
-        fast = possible_winners(problems, objective)
-        if not any(rough_plan_fits(p, planner.graph, planner.budget, objective) for p in fast):
-            return None
-        # A plan that fits and is as fast as any of any memory ends the search: more micro-batches and recomputation only add work.
-        least = least_value_bound(fast, objective) * (1 + TIE)
-    with contextlib.suppress(NoPlanFits):
-        plan = search(planner, count.options, say, below=min(below, least), prove=False)
-        if plan.fits and planner.value(plan) <= least:
-            return planner, plan
-    return None
-
-
-def _search_exactly(
-    seen: Sequence[MicroBatchCandidate],
-    best: tuple[Planner, Plan] | None,
-    chosen: tuple[Planner, Plan] | None,
-    bounds: dict[int, float],
-    search: MeshSearch,
-    say: Progress,
-) -> tuple[Planner, Plan]:
-    """Return the best plan over the numbers that were looked at, searched exactly, the most promising number first. `chosen` is the best
-    plan of a further number. What is proven of a number raises its `bounds`. Raises NoPlanFits."""
-    refused: NoPlanFits | None = None
-    known = best[0].value(best[1]) * (1 + TIE) if best else np.inf
-    # The number of the best plan first: its exact value makes the searches of the others short.
-    for count in sorted(seen, key=lambda c: best is None or c.planner is not best[0]):
-        below = min(known, chosen[0].value(chosen[1])) if chosen and chosen[1].fits else known
-        number = count.micro_batches
-        # A number is closed if its bound reaches what is known, or if proofs may take no more work.
-        closed = bounds.get(number, 0.0) >= below * (1 - TIE) or (
-            number in bounds and count.planner.work.remaining <= 0
-        )
-        if best is not None and closed and (chosen is not None or count.planner is not best[0]):
-            continue
-        try:
-            plan = search(count.planner, count.options, say, below=below)
-        except NoPlanFits as error:
-            bounds[number] = max(bounds.get(number, 0.0), min(below, error.bound) if below < np.inf else 0.0)
-            refused = min(refused or error, error, key=lambda e: e.needed_bytes)
-            continue
-        if plan.fits:
-            bounds[number] = max(bounds.get(number, 0.0), plan.bound or 0.0)
-        if chosen is None or _is_better((count.planner, plan), chosen):
-            chosen = count.planner, plan
-    # An exact search below the best value may end without a plan: then the best one stands.
-    if best is not None and (chosen is None or not chosen[1].fits):
-        return best
-    if chosen is None:
-        assert refused is not None
-        raise refused
-    return chosen
 
 
 def _is_better(one: tuple[Planner, Plan], other: tuple[Planner, Plan]) -> bool:
