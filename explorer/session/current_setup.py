@@ -52,7 +52,7 @@ def _price_setup(result: Result, text: tuple[str, ...]) -> Result | str:
         plan = planner.stated(layout)
     except PlannerError as error:
         return state.page_wording(error)
-    return replace(result.of_planner(planner), plans=(plan,))
+    return replace(result, planner=planner, plans=(plan,))
 
 
 def with_extra_plans(plans: Mapping[str, Plan], result: Result) -> dict[str, Plan]:

@@ -356,11 +356,6 @@ def plan_model(
     planner = draft.planner
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
     result = Result(
-        request=planner.request,
-        graph=planner.graph,
-        coarse=planner.coarse,
-        cluster=planner.cluster,
-        workload=planner.workload,
         planner=planner.changed(),
         asked=request,
         source=graph,
@@ -368,7 +363,6 @@ def plan_model(
         timings_s=timings,
         notes=draft.notes,
         reasons=draft.reasons,
-        uneven_batch=find_uneven_batch(planner),
         planners=draft.planners,
     )
     return _append_staged(result, ((one.plan, one.planner) for one in draft.staged))

@@ -35,7 +35,7 @@ from planner_core.cost import Component
 from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.for_tool import runs_on_stock_tools
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
-from planner_core.planning.fitting.shortage import UnevenBatch
+from planner_core.planning.fitting.shortage import UnevenBatch, find_uneven_batch
 from planner_core.planning.fitting.simpler import leads_by_simplicity, without_simpler
 from planner_core.planning.methods import BASELINES, METHODS, DataAxis, bounding_tool
 from planner_core.planning.planner import Planner
@@ -130,15 +130,10 @@ class Choice:
 class Result:
     """All that a report or a page shows, the same for the command line, the library and the page.
 
-    `plans` stand in the order that the head of this module says. `request` has the number of micro-batches of `best`; `asked` is the
+    `plans` stand in the order that the head of this module says. `planner` has the number of micro-batches of `best`; `asked` is the
     request as it was given, and `source` where its graphs come from (see `pipeline.prove`). What most readers do not ask for
     (`candidates`, `choice`) is worked out when it is read."""
 
-    request: Request
-    graph: Graph
-    coarse: CoarseGraph
-    cluster: Cluster
-    workload: Workload
     planner: Planner
     asked: Request
     source: GraphSource
@@ -147,8 +142,6 @@ class Result:
     notes: tuple[Note, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     """By pass: why it chose as it did."""
-    uneven_batch: UnevenBatch | None = None
-    """The nearest numbers of samples that all GPUs can share evenly, if the request's is not one."""
     planners: Mapping[int, Planner] = field(default_factory=dict)
     """By the samples of a global micro-batch: the planner of each plan with another number of micro-batches than the chosen one."""
 
@@ -158,18 +151,37 @@ class Result:
         A baseline stands at the number at which it is best. With one sample of a micro-batch the graph has other rows than with two,
         so that neither its price nor its simulation can be read from the chosen plan's graph."""
         planner = self.planners.get(plan.graph_batch)
-        return self if planner is None else self.of_planner(planner)
+        return self if planner is None else replace(self, planner=planner)
 
-    def of_planner(self, planner: Planner) -> Result:
-        """Return the same result with the request, the graph and the groups of another planner."""
-        return replace(
-            self,
-            request=planner.request,
-            graph=planner.graph,
-            coarse=planner.coarse,
-            workload=planner.workload,
-            planner=planner,
-        )
+    @property
+    def request(self) -> Request:
+        """The request with the number of micro-batches of `best`."""
+        return self.planner.request
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of one micro-batch."""
+        return self.planner.graph
+
+    @property
+    def coarse(self) -> CoarseGraph:
+        """The groups of its operators."""
+        return self.planner.coarse
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster."""
+        return self.planner.cluster
+
+    @property
+    def workload(self) -> Workload:
+        """The workload of a step."""
+        return self.planner.workload
+
+    @property
+    def uneven_batch(self) -> UnevenBatch | None:
+        """The nearest numbers of samples that all GPUs can share evenly, if the request's is not one."""
+        return find_uneven_batch(self.planner)
 
     @property
     def best(self) -> Plan:

@@ -27,7 +27,7 @@ from explorer.text import commands, recipe, units
 from explorer.text.shortage import Shortage
 from explorer.text.words import title_in_sentence
 from planner_core.core import InputError, load_cluster
-from planner_core.planning import STAGES_PLAN_NAME, Request, Result, prepare_planner
+from planner_core.planning import STAGES_PLAN_NAME, Request, Result, prepare_planner, replace_request
 from planner_core.planning.analysis.reporting import reserved_text
 from planner_core.planning.pricing import predict_reserved
 from tests.support.plans import planned
@@ -172,7 +172,7 @@ def test_where_a_tools_plans_do_not_fit_no_sentence_speaks_of_all_plans() -> Non
     best, fsdp = found.best, next(p for p in found.plans if p.method == "fsdp")
     less = {**fsdp.cost.memory_bytes, "peak": 1.0}
     fits = replace(fsdp, fits=True, cost=replace(fsdp.cost, memory_bytes=less))
-    tools = replace(found, request=replace(found.request, tool="megatron"), plans=(best, fits))
+    tools = replace(found, planner=replace_request(found.planner, tool="megatron"), plans=(best, fits))
     for searching, whose in ((True, "of one pipeline stage found for Megatron-LM"), (False, "found for Megatron-LM")):
         said = Shortage.of(tools, (), "Megatron-LM", searching=searching)
         assert said.head == f"No plan {whose} fits the memory" and said.smallest == f"The smallest plan {whose}"
@@ -194,7 +194,7 @@ def test_a_plan_that_fits_and_whose_freed_blocks_do_not_is_told_the_same_everywh
     peak = plan.cost.memory_bytes["peak"]
     for tight in (True, False):
         gpu = replace(result.cluster.gpu, memory_bytes=round(peak * (1.01 if tight else 4)))
-        home = replace(result, cluster=replace(result.cluster, gpu=gpu))
+        home = replace(result, planner=replace(result.planner, cluster=replace(result.cluster, gpu=gpu)))
         reserved = predict_reserved(plan, home.cluster)
         cell = table._memory_cell(plan, home)
         assert reserved.short == tight == (cell["below"] == "all")

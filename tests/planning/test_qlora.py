@@ -13,7 +13,7 @@ import torch
 from planner_core.core import InputError, VerificationFailed, load_cluster
 from planner_core.models import load_model, with_adapters
 from planner_core.models.adapters.nf4 import LEVELS, FourBitLinear
-from planner_core.planning import Request, plan_model
+from planner_core.planning import Request, plan_model, replace_request
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pipeline import add_baselines
 from planner_core.planning.pricing import PricedRun, Pricer, Statement, predict_reserved, price_statement, read_setup
@@ -118,7 +118,7 @@ def test_the_recommended_plan_is_one_that_somebody_runs() -> None:
     quick = replace(found, plans=(half, *found.plans[1:]))
     assert quick.recommended.method in ("data-parallel", "fsdp") and quick.recommended.fits
     assert "of a layout that peft with bitsandbytes runs; its step takes" in quick.choice.sentence
-    free = replace(quick, request=replace(quick.request, nf4=False))
+    free = replace(quick, planner=replace_request(quick.planner, nf4=False))
     assert free.recommended is half
 
 
