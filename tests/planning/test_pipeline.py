@@ -212,7 +212,7 @@ def test_a_network_is_built_once_for_what_decides_it() -> None:
     of_ranks = [planner.problem(rank, pipe=PipelineAxis(2, outer)) for outer in (0, 2)]
     problems = [first, *(planner.problem(mesh, **change) for change in changes), *of_ranks]
     assert len({id(p) for p in problems}) == len(problems)
-    assert len(planner.networks.built) == len(problems) - 1, "equal copies are a restriction of the same network"
+    assert len(planner.networks.tables) == len(problems) - 1, "equal copies are a restriction of the same network"
     assert len(planner.networks.runs) == 5, "ZeRO changes no block"
 
 
@@ -236,7 +236,9 @@ def test_a_mesh_that_was_searched_in_part_leaves_the_proof_open(monkeypatch: pyt
     def in_part(self: Planner, mesh: DeviceMesh, *args: Any, **options: Any) -> Problem:
         problem = build(self, mesh, *args, **options)
         (whole,) = [
-            nets for (model, least), nets in self.networks.built.items() if model.sizes == mesh.axis_sizes and not least
+            nets
+            for (model, least), nets in self.networks.tables.items()
+            if model.sizes == mesh.axis_sizes and not least
         ]
         return problem if mesh.axis_sizes == best.mesh.axis_sizes else replace(problem, unrestricted=whole)
 

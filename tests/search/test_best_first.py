@@ -20,7 +20,7 @@ def test_a_dear_bound_is_worked_out_only_of_what_is_next() -> None:
     for case in best_first("abc", [bounds[0].__getitem__, _count_calls(bounds[1], asked)], best):
         searched.append(case)
         best.offer(7.5, case)
-    assert searched == ["b"] and asked == ["a", "b"] and best.found == "b"
+    assert searched == ["b"] and asked == ["a", "b"] and best.solution == "b"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -43,4 +43,4 @@ def test_equal_bounds_keep_the_order_of_the_cases_and_enough_ends_it() -> None:
     assert list(best_first("cab", [lambda case: 1.0], best)) == ["c", "a", "b"]
     assert list(best_first("cab", [lambda case: 1.0], best, enough=9.0)) == []
     best.offer(9.0, "later")
-    assert best.found is None, "an equal value is not better"
+    assert best.solution is None, "an equal value is not better"

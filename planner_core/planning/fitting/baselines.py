@@ -134,8 +134,8 @@ class _BaselineSearch:
         # With weights in 4 bits that is peft, whatever the layout.
         self.has_one_switch = baseline.one_switch or first.request.nf4
         switches = self.has_one_switch and recompute == "auto"
-        self.keeping, self.saving = ("none", "full") if switches else (first.workload.recompute, recompute)
-        """The recomputation without which, and with which, it is planned."""
+        self.first_policy, self.saving_policy = ("none", "full") if switches else (first.workload.recompute, recompute)
+        """The recomputation with which it is planned first, and the one that saves memory where no such plan fits."""
         self._problems: dict[tuple[int, DeviceMesh], Problem] = {}
         """By the identity of the planner. A problem's cache has the answers of its searches, so they are not searched twice."""
         self._least_s: dict[tuple[int, DeviceMesh], float] = {}
@@ -179,8 +179,8 @@ class _BaselineSearch:
 
     def may_be_faster(self, number: int, than: Plan) -> bool:
         """Return whether a larger number than this one may have a faster plan, by the bounds of its meshes without recomputation."""
-        keeping = self.numbers.under(number, self.keeping)
-        return any(self.least_s((keeping,), mesh) < than.cost.step_time_s for mesh in self.options)
+        first = self.numbers.under(number, self.first_policy)
+        return any(self.least_s((first,), mesh) < than.cost.step_time_s for mesh in self.options)
 
     def plan_with_more_micro_batches(self) -> Plan | None:
         """Return the plan at the first larger number of micro-batches at which one fits; else that of nearly the least memory; None
@@ -191,7 +191,7 @@ class _BaselineSearch:
         Megatron-LM's Llama-3-70B on 32 H100, 4 data x 8 tensor, takes 171 GiB with 8 samples at once, and 86 GiB with one.
         """
         looked_at = {self.number}
-        saving = self.problems(self.numbers.under(self.number, self.saving))
+        saving = self.problems(self.numbers.under(self.number, self.saving_policy))
         # No number of micro-batches shrinks weights, gradients and states.
         states_may_fit = any(p.least_bytes_at_ends[1] <= self.budget for p in saving)
         for more in islice(self.numbers.larger_than(self.number), MORE_NUMBERS) if states_may_fit else ():
@@ -211,7 +211,7 @@ class _BaselineSearch:
     def has_samples(self, number: int, mesh: DeviceMesh) -> bool:
         """Return whether the baseline suits a mesh and its data ranks can share the samples of a micro-batch. If not, no larger number
         helps."""
-        graph = self.numbers.under(number, self.saving).graph
+        graph = self.numbers.under(number, self.saving_policy).graph
         rules = self.baseline.restrict(graph, mesh)
         return rules is not None and not (isinstance(rules, AxisRules) and graph.workload["batch"] % rules.ranks)
 
@@ -219,12 +219,12 @@ class _BaselineSearch:
         """Return the best plan at one number; None if none fits. Recomputation is allowed if the fastest plan without it does not fit."""
         if self.has_one_switch:
             return self.plan_under_switch(number)
-        keeping, saving = (self.numbers.under(number, policy) for policy in (self.keeping, self.saving))
-        with keeping.clock("baselines"):
-            fast = possible_winners(self.problems(keeping), "time") if saving is not keeping else []
+        first, saving = (self.numbers.under(number, policy) for policy in (self.first_policy, self.saving_policy))
+        with first.clock("baselines"):
+            fast = possible_winners(self.problems(first), "time") if saving is not first else []
             # Recomputation only adds work, so it is allowed only where no fastest plan without it fits.
-            fits = any(rough_plan_fits(p, keeping.graph, self.budget, "time") for p in fast)
-        return self.best_plan(keeping if fits else saving)
+            fits = any(rough_plan_fits(p, first.graph, self.budget, "time") for p in fast)
+        return self.best_plan(first if fits else saving)
 
     def plan_under_switch(self, number: int, before: int | None = None, below: float = math.inf) -> Plan | None:
         """Return the best plan at one number with all blocks recomputed or none; None if none fits in less than `below` seconds.
@@ -235,7 +235,7 @@ class _BaselineSearch:
         plans: list[Plan] = []
         less: list[Planner] = []
         # A mesh of no fast plan may fit without recomputation, so both switches are looked at.
-        for policy in dict.fromkeys((self.keeping, self.saving)):
+        for policy in dict.fromkeys((self.first_policy, self.saving_policy)):
             planner = self.numbers.under(number, policy)
             less += [self.numbers.under(before, policy)] if before else []
             if (plan := self.best_plan(planner, below, less)) is not None:
@@ -259,7 +259,7 @@ class _BaselineSearch:
         """
         least = Incumbent[tuple[Planner, Problem, Answer]]()
         meshes: Sequence[DeviceMesh] = self.options
-        for planner in (self.numbers.under(number, self.saving) for number in numbers):
+        for planner in (self.numbers.under(number, self.saving_policy) for number in numbers):
             with planner.clock("baselines"):
                 problems = self.problems(planner, meshes=meshes)
                 for problem in best_first(problems, [lambda p: p.least_bytes], least):
@@ -268,9 +268,9 @@ class _BaselineSearch:
                         least.offer(answer.least_memory, (planner, problem, answer))
                 # What stands when backward ends does not fall with more micro-batches, so few meshes need a network with these.
                 meshes = [p.model.mesh for p in problems if p.least_bytes_at_ends[1] < least.value]
-        if least.found is None:
+        if least.solution is None:
             return None
-        planner, problem, answer = least.found
+        planner, problem, answer = least.solution
         # The very least splits what nobody splits: a row-parallel q_proj behind a norm saves 4 % of Llama-3-8B's peak on 8 A100, and
         # costs 10 % of its step. So the fastest plan that takes hardly more is shown.
         with planner.clock("baselines"):
@@ -342,7 +342,7 @@ def _best_answer(
             answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", limits)
         if answer.assignment is not None:
             best.offer(answer.value, (problem, answer))
-    return best.found
+    return best.solution
 
 
 def note_missing_baselines(planner: Planner, request: Request, plans: Sequence[Plan]) -> tuple[str, ...]:

@@ -73,8 +73,8 @@ def choose_shortest_step(
         if following is None:
             break
         _take_shorter(following, best, say)
-    assert best.found is not None
-    chosen, shortest = best.found
+    assert best.solution is not None
+    chosen, shortest = best.solution
     if shortest is plan:
         return planner, plan
     shortest = replace(shortest, name=plan.name, method=plan.method, optimal=False, bound=plan.bound)
@@ -83,10 +83,10 @@ def choose_shortest_step(
 
 def _take_shorter(planner: Planner, best: Incumbent[tuple[Planner, Plan]], say: Progress) -> None:
     """Take this planner's plan of the shortest step in place of the best one, if its step is shorter."""
-    assert best.found is not None
+    assert best.solution is not None
     # An allowance of its own: proofs of the plan that the search found must not change what is found here.
     looking = replace(planner, work=PointAllowance(planner.effort.request))
-    enough_s = least_host_seconds(planner.graph, cost_model_of(best.found[1]), planner.workload.accumulate)
+    enough_s = least_host_seconds(planner.graph, cost_model_of(best.solution[1]), planner.workload.accumulate)
     enough_s *= 1 + NEARLY_LEAST
     if best.value <= enough_s:
         return

@@ -289,7 +289,7 @@ class _MicroBatchSearch:
                 self.show_if_good(self._over_all(*self.best)[1])
         for bounding in (count.plain, count.bounding):
             if bounding is not count.planner:  # its bounds are known now, and nothing else is asked of it
-                bounding.networks.forget_problems()
+                bounding.networks.clear_problems()
         return [mesh for mesh in count.options if least[mesh] < self.known * (1 - TIE)], plan
 
     def _keep_unlimited(self, unlimited: tuple[Planner, Plan], count: MicroBatchCandidate) -> None:

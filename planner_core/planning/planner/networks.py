@@ -30,7 +30,7 @@ class Networks:
 
     Attributes:
         max_points: The points that may be formed to settle the units of one network (`Effort.network`).
-        built: The tables; the second part of the key is whether sums of memory are of no plan above the simulated peak.
+        tables: Those of all blocks; the second part of the key is whether sums of memory are of no plan above the simulated peak.
         problems: Those without a restriction; the second part of the key is whether all copies of a block are equal.
         runs: What networks of one mesh share, by block. The key is a cost model without ZeRO, which these parts do not depend on.
         operators: What networks of all meshes share, by block.
@@ -39,7 +39,7 @@ class Networks:
     coarse: CoarseGraph
     strategies: Mapping[str, BlockStrategies]
     max_points: int
-    built: dict[tuple[CostModel, bool], ModelNetworks] = field(default_factory=dict)
+    tables: dict[tuple[CostModel, bool], ModelNetworks] = field(default_factory=dict)
     problems: dict[tuple[CostModel, bool, bool], Problem] = field(default_factory=dict)
     runs: dict[CostModel, dict[str, BlockCache]] = field(default_factory=dict)
     operators: dict[str, OperatorCache] = field(default_factory=dict)
@@ -47,23 +47,23 @@ class Networks:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is kept."""
-        return not (self.built or self.problems or self.runs or self.operators)
+        return not (self.tables or self.problems or self.runs or self.operators)
 
-    def emptied(self) -> Networks:
+    def without_contents(self) -> Networks:
         """Return the networks of the same model with nothing kept."""
         return Networks(self.coarse, self.strategies, self.max_points)
 
     def for_other_workload(self) -> Networks:
         """Return the networks of the same model under another recomputation or ZeRO stage. They share what is the same for all of these."""
-        return replace(self, built={}, problems={})
+        return replace(self, tables={}, problems={})
 
     def with_strategies(self, strategies: Mapping[str, BlockStrategies]) -> Networks:
         """Return the networks of the same model where operators have other rows. They share what does not depend on these."""
-        return replace(self.emptied(), strategies=strategies, operators=self.operators)
+        return replace(self.without_contents(), strategies=strategies, operators=self.operators)
 
-    def forget_problems(self) -> None:
+    def clear_problems(self) -> None:
         """Let go of the problems and their tables: of large clusters they hold a tenth of a gigabyte."""
-        self.built.clear()
+        self.tables.clear()
         self.problems.clear()
 
     def problem(
@@ -93,11 +93,11 @@ class Networks:
         return problem
 
     def _tables(self, key: CostModel, model: CostModel, at_least: bool) -> ModelNetworks:
-        if (key, at_least) not in self.built:
+        if (key, at_least) not in self.tables:
             # What blocks share is the same at every stage and recomputation.
             shared = replace(key, stages=(), workload=replace(key.workload, zero=0, recompute="none"))
             known = self.runs.setdefault(shared, {})
-            self.built[key, at_least] = build_networks(
+            self.tables[key, at_least] = build_networks(
                 self.coarse, self.strategies, model, known, self.operators, at_least
             )
-        return self.built[key, at_least]
+        return self.tables[key, at_least]

@@ -113,7 +113,7 @@ class Planner:
 
     def changed(self, **fields: Any) -> Planner:
         """Return the same planner with other `fields`, and with nothing kept of what was built for the old ones."""
-        return replace(self, networks=self.networks.emptied(), **fields)
+        return replace(self, networks=self.networks.without_contents(), **fields)
 
     def separate(self) -> Planner:
         """Return the same planner for another thread: what a search changes is its own, so that a planner that several keep is a value."""

@@ -16,20 +16,20 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 Case = TypeVar("Case")
-Found = TypeVar("Found")
+Solution = TypeVar("Solution")
 
 
 @dataclass(slots=True)
-class Incumbent(Generic[Found]):
-    """The best that a search has found so far. `value`: what is better has a lower one."""
+class Incumbent(Generic[Solution]):
+    """The best solution of a search so far. A better one has a lower `value`, also where there is none yet."""
 
     value: float = math.inf
-    found: Found | None = None
+    solution: Solution | None = None
 
-    def offer(self, value: float, found: Found) -> None:
-        """Take what was found in place of the incumbent, if its value is lower."""
+    def offer(self, value: float, solution: Solution) -> None:
+        """Take a solution in place of the incumbent, if its value is lower."""
         if value < self.value:
-            self.value, self.found = value, found
+            self.value, self.solution = value, solution
 
 
 def best_first(
@@ -39,7 +39,7 @@ def best_first(
 
     Args:
         bounds: Each gives a lower bound of a case, the cheapest first. The highest of those so far counts.
-        best: What the caller has found. It changes between two cases.
+        best: The caller's incumbent, which changes between two cases.
         enough: No case is yielded once the incumbent's value is at most this.
     """
     queue = [(bounds[0](case), number, case, 1) for number, case in enumerate(cases)]
