@@ -282,7 +282,8 @@ class _MicroBatchSearch:
         plan: Plan | None = None
         if self.numbers.several:
             self._show_plan_on_best_mesh(count, least)
-            plan, self.needed[number] = self._plan_number(count, self.bounds)
+            # Below the value from before: a search below a lower one sees fewer plans, of which trade-offs are made.
+            plan, self.needed[number] = self._plan_number(count, known, self.bounds)
             if plan is not None and plan.fits and (self.best is None or _is_better((count.planner, plan), self.best)):
                 self.best = count.planner, plan
             if self.best is not None and self.best[0] is count.planner:
@@ -357,11 +358,11 @@ class _MicroBatchSearch:
         return planner, with_lower_bound(planner, plan, bound)
 
     def _plan_number(
-        self, count: MicroBatchCandidate, bounds: dict[int, float] | None = None
+        self, count: MicroBatchCandidate, below: float | None = None, bounds: dict[int, float] | None = None
     ) -> tuple[Plan | None, float]:
         """Return a plan of a number on its meshes, searched without proof, None if none is within the user's budget; and the bytes per GPU
         that it takes. What no plan of these is below is put in `bounds`."""
-        below, bounds = self.known, {} if bounds is None else bounds
+        below, bounds = self.known if below is None else below, {} if bounds is None else bounds
         try:
             plan = self.search(count.planner, count.options, self.say, below=below, prove=False)
         except NoPlanFits as error:
