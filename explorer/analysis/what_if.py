@@ -37,6 +37,7 @@ from planner_core.planning import (
     usable_bytes,
 )
 from planner_core.planning.methods import BASELINES
+from planner_core.planning.pricing import name_throughput
 
 CHANGEABLE = ("batch", "seq", "dtype", "precision", "optimizer", "zero", "recompute", "nodes", "gpus", "intra", "inter")
 """What the panel may change."""
@@ -265,10 +266,9 @@ def metric_changes(before: Plan, after: Plan) -> list[MetricChange]:
     if tokens[0] == tokens[1]:
         return changes
     old, new = (n / p.cost.step_time_s for n, p in zip(tokens, (before, after), strict=True))
-    name = "tokens/s" if after.workload["seq"] > 1 else "samples/s"
     change, is_less = _describe_change(old, new, units.count)
     share = change.partition("(")[2].removesuffix(")") or change  # both figures are large: the share says it
-    speed = MetricChange(name, units.count(new), share, None if is_less is None else not is_less)
+    speed = MetricChange(name_throughput(after), units.count(new), share, None if is_less is None else not is_less)
     step, *others = (replace(one, better=None) for one in changes)
     return [step, speed, *others]
 

@@ -20,7 +20,7 @@ from planner_core.core import Plan
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Request, Result, prepare_planner
 from planner_core.planning.analysis import AblationStep, ablation_steps, exact_step
-from planner_core.planning.pricing import count_model_flops, measure_speed
+from planner_core.planning.pricing import count_model_flops, measure_speed, name_throughput
 
 PlansById = Mapping[str, Plan]
 
@@ -50,7 +50,7 @@ def steps_table(rounded: step_parts.RoundedSteps, plans: PlansById, homes: Mappi
         f"<th scope='col' title='{step_parts.MEANINGS[p]}'><i class='key {frame.part_class(p)}'></i>{p}</th>"
         for p in parts
     )
-    speeds = ("tokens/s per GPU", "utilisation", *spending.budget_columns(budget))
+    speeds = (f"{name_throughput(plans[first])} per GPU", "utilisation", *spending.budget_columns(budget))
     body = [
         _step_row(rounded, plan, plan_id, parts, longest, homes[plan_id], speeds) for plan_id, plan in plans.items()
     ]

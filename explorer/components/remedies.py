@@ -16,7 +16,7 @@ from explorer.text import recipe, units
 from explorer.text.shortage import Shortage
 from planner_core.core import InputError, NoteKind, Plan, PlannerError, load_cluster
 from planner_core.planning import Result
-from planner_core.planning.pricing import Budget, count_model_flops, measure_speed
+from planner_core.planning.pricing import Budget, count_model_flops, measure_speed, name_throughput
 
 
 def show_remedies(result: Result, plans: Mapping[str, Plan]) -> None:
@@ -114,5 +114,8 @@ def _describe_result(result: Result) -> str:
         run = Budget(tokens, state.value("price")).to_json(speed, result.cluster.num_gpus)
         cost = f" and {units.count(run['cost'])}" if run["cost"] else ""
         parts.append(f"{units.significant(run['days'] or 0)} days{cost}")
-    parts += [f"{units.significant(speed.tokens_per_s_per_gpu)} tokens/s on each GPU", recipe.describe_layout(plan)]
+    parts += [
+        f"{units.significant(speed.tokens_per_s_per_gpu)} {name_throughput(plan)} on each GPU",
+        recipe.describe_layout(plan),
+    ]
     return " · ".join(parts)

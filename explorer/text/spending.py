@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from explorer.text import units
-from planner_core.planning.pricing import Budget, Speed
+from planner_core.core import Plan
+from planner_core.planning.pricing import Budget, Speed, name_throughput
 
 
 def budget_columns(budget: Budget | None) -> list[str]:
@@ -14,9 +15,9 @@ def budget_columns(budget: Budget | None) -> list[str]:
     return [f"{kind} for {units.count(budget.tokens)} tokens" for kind in kinds]
 
 
-def describe_speed(speed: Speed, budget: Budget | None, num_gpus: int) -> str:
+def describe_speed(plan: Plan, speed: Speed, budget: Budget | None, num_gpus: int) -> str:
     """Say how fast a plan trains, and what all tokens take: `7 336 tokens/s per GPU, utilisation 36 %`."""
-    pace = f"{units.whole(speed.tokens_per_s_per_gpu)} tokens/s per GPU, utilisation {units.percent(speed.mfu)}"
+    pace = f"{units.whole(speed.tokens_per_s_per_gpu)} {name_throughput(plan)} per GPU, utilisation {units.percent(speed.mfu)}"
     return "; ".join((pace, *budget_cells(budget, speed, num_gpus)))
 
 

@@ -239,9 +239,12 @@ def open_model(
     """Return the graph of a MODEL argument: a snapshot of the zoo if one serves, otherwise a capture, which imports torch."""
     dtype = dtype or SNAPSHOT_DTYPES[0]
     if has_snapshot(model, dtype):
-        from planner_core.models.sources.positions import check_positions
+        from planner_core.models.sources.positions import check_positions, unused_seq_note
 
-        graph = check_positions(load_snapshot(model, batch=batch, seq=seq, layers=layers))
+        has_tokens = ZOO[model].seq > 1
+        graph = check_positions(load_snapshot(model, batch=batch, seq=seq if has_tokens else None, layers=layers))
+        if seq is not None and seq > 1 and not has_tokens:
+            graph = replace(graph, assumptions=(*graph.assumptions, unused_seq_note(seq)))
         return graph if dtype == SNAPSHOT_DTYPES[0] else with_dtype(graph, dtype)
     if model in ZOO:
         batch, seq = batch or default_sizes(model)[0], seq or default_sizes(model)[1]

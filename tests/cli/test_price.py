@@ -311,3 +311,12 @@ def test_a_file_that_cannot_state_recomputation_is_priced_with_a_word_of_it(
     shown = capsys.readouterr().out
     note = "does not say whether layers are recomputed, which the training script does; priced without, and --recompute full"
     assert (note in shown) is said
+
+
+def test_images_have_no_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    """--seq 12 made twelve tokens of each image, and the speed of a ResNet stood in tokens."""
+    stated = ("price", "resnet50-100k", "--cluster", "1x8-h100", "--layout", "dp=8", "--batch", "64", "--alone")
+    status, out, err = run(capsys, *stated, "--seq", "12")
+    assert status == 0, err
+    assert "--seq 12 is not used" in out and "samples/s/GPU" in out and "tokens/s" not in out
+    assert run(capsys, *stated)[1].splitlines()[2:] == [line for line in out.splitlines() if "--seq" not in line][2:]

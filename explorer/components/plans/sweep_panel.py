@@ -19,6 +19,7 @@ from explorer.session.pace import MAX_POINT_S, PacedProgress
 from explorer.text import recipe, units
 from planner_core.core import PlannerError
 from planner_core.planning import Request, Result
+from planner_core.planning.pricing import name_throughput
 
 MAX_CACHED = 400
 """Refusals kept for all sessions."""
@@ -144,10 +145,11 @@ def _show_table(quantity: str, points: Sequence[SweepPoint]) -> None:
     """Draw the points as a table, which keys reach; a row takes its value over into the sentence."""
     changes = {p.name: p.changes for p in points}
     title = sweep.QUANTITIES[quantity]
+    rate = next((name_throughput(p.plan) for p in points if p.plan), "tokens/s")
     frame.choose_row(
         f"sweep_rows_{quantity}",
         f"The best plan by {title}",
-        [title, "step", "tokens/s", "memory per GPU"],
+        [title, "step", rate, "memory per GPU"],
         [_table_row(p) for p in points],
         lambda name: state.change(**changes[name], plan=""),
     )

@@ -87,3 +87,8 @@ def stretched_note(limit: Positions, seq: int) -> Sentence:
         f" is more than the {limit.number} positions that {limit.field} names: this model computes positions, ",
         "so it runs, but it was not made for that length",
     )
+
+
+def unused_seq_note(seq: int) -> Sentence:
+    """Write the note about tokens that were asked of a model whose samples are images."""
+    return Sentence(named("seq", seq), " is not used: the inputs of this model have no sequence of tokens")

@@ -19,13 +19,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError, InputError, NeedsValues, Sentence, is_file, named
+from planner_core.core import CaptureError, InputError, NeedsValues, is_file, named
 from planner_core.models.capture.checks.refusals import check_module
 from planner_core.models.capture.checks.refusals import format_line as line_of
 from planner_core.models.capture.module import to_meta
 from planner_core.models.sources.arguments import explain_unsupported, list_inputs_by_samples
 from planner_core.models.sources.config_limits import short_repr
-from planner_core.models.sources.positions import Positions, read_positions, too_long_message
+from planner_core.models.sources.positions import Positions, read_positions, too_long_message, unused_seq_note
 from planner_core.models.zoo import ZOO, config_file, with_depth
 
 MAX_CONFIG_BYTES = 4 << 20
@@ -143,7 +143,7 @@ def _config_source(
                 named("seq"),
                 " out",
             )
-        notes += (Sentence(named("seq", seq), " is not used: the inputs of this model have no sequence of tokens"),)
+        notes += (unused_seq_note(seq),)
     inputs = training_inputs.make_training_inputs(module, parsed, batch, tokens, dtype)
     notes += missing_input_notes(parsed, inputs)
     limit = limit if tokens > 1 else Positions()

@@ -18,7 +18,7 @@ from planner_core.planning.analysis.reporting import (
     plan_summary,
     reserved_text,
 )
-from planner_core.planning.pricing import Budget, PricedRun, Speed, predict_reserved
+from planner_core.planning.pricing import Budget, PricedRun, Speed, name_throughput, predict_reserved
 
 SCHEMA = "shardscope.price/1"
 
@@ -92,7 +92,7 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
     )
     if priced.plan is None or priced.speed is None:
         return "\n".join([head, "not legal for this model:", *priced.reasons])
-    rows = [["", "step", "from", "to", "tokens/s/GPU", "MFU", "memory GiB", "fits"]]
+    rows = [["", "step", "from", "to", f"{name_throughput(priced.plan)}/GPU", "MFU", "memory GiB", "fits"]]
     rows += [_plan_row("stated", priced.plan, priced.speed)]
     if priced.best is not None and priced.best_speed is not None:
         rows.append(
@@ -100,7 +100,7 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
         )
     parts = ", ".join(f"{what} {format_seconds(s)}" for what, s in (priced.parts or {}).items())
     helps = [
-        f"{s.change}: {format_seconds(s.plan.cost.step_time_s)}, {s.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, "
+        f"{s.change}: {format_seconds(s.plan.cost.step_time_s)}, {s.tokens_per_s_per_gpu:,.0f} {name_throughput(s.plan)}/GPU, "
         f"{format_peak_gib(s.plan)} GiB"
         for s in priced.suggestions
     ]

@@ -46,6 +46,7 @@ from planner_core.planning.pricing import (
     count_model_flops,
     describe_software,
     measure_speed,
+    name_throughput,
     predict_reserved,
     split_pipeline_step,
 )
@@ -325,8 +326,8 @@ def format_peak_gib(plan: Plan) -> str:
 def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget | None) -> str:
     """One line per plan. Waits for the host, and the bubble of plans with stages, are columns where a plan has them."""
     staged, waits = any(p.pipeline for p in plans), any(p.cost.host_wait_s for p in plans)
-    columns = ["step", "from", "to", "tokens/s/GPU", "MFU %", "compute", *["host wait"] * waits, "exposed comm"]
-    columns += ["bubble"] * staged
+    columns = ["step", "from", "to", f"{name_throughput(plans[0])}/GPU", "MFU %", "compute", *["host wait"] * waits]
+    columns += ["exposed comm", *["bubble"] * staged]
     rows = [["plan", "mesh", "micro-batch", "recompute", *columns, "all comm", "memory GiB", "fits", "proven"]]
     rows[0] += [] if budget is None else ["days", "cost"]
     for p, speed in zip(plans, speeds, strict=True):

@@ -72,6 +72,11 @@ class Budget:
         return [f"{run['days']:,.1f}", "" if run["cost"] is None else f"{run['cost']:,.0f}"]
 
 
+def name_throughput(plan: Plan) -> str:
+    """Return the unit in which a plan's throughput is counted: images have no tokens."""
+    return "tokens/s" if plan.workload["seq"] > 1 else "samples/s"
+
+
 def count_model_flops(graph: Graph) -> int:
     """Count the FLOPs of products and attention, forward and backward, for the graph's batch."""
     repeats = graph.num_repeats
