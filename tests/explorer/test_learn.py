@@ -16,6 +16,8 @@ from explorer.address import settings
 from explorer.figures import svg_tensors as draw
 from explorer.figures.palette import DEVICES
 from explorer.learn import export, recent, warm
+from explorer.learn.blocks import arranged
+from explorer.learn.blocks.placing import BlockMessage
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS, tensors
@@ -27,22 +29,17 @@ from explorer.text import units
 from planner_core.models.zoo import load_snapshot
 from planner_core.planning.request import Request
 from tests.support.fitted import FITTED, H100, NETWORK, NVLINK, across_s, inside_s
+from tests.support.lessons import LLAMA, numbers
 
 pytestmark = pytest.mark.lessons
 
 
 ROOT = Path(__file__).resolve().parents[2]
-LLAMA = Learner(Request("llama-3-8b"))
 PARAMS = 8_030_261_248
 LAYERS, HIDDEN, INNER, SEQ, BATCH = 32, 4096, 14336, 4096, 16
 ROOM = int(0.92 * 81559 * 2**20)
 """Bytes of an H100's memory that plans may fill: what nvidia-smi reports, less the share that the simulation does not count."""
 every = pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: f"lesson{x.number}")
-
-
-def numbers(number: int, **values: int | str) -> dict[str, float]:
-    lesson = LESSONS[number - 1]
-    return dict(lesson.scene(LLAMA, {**lesson.defaults(), **values}).numbers)
 
 
 @every
@@ -461,10 +458,16 @@ def test_13_the_optimum_among_all() -> None:
         assert (shown["space"], shown["mine_s"]) == (2187, found.comm_s[mine])
 
 
+def sent_by_hand(devices: int, letters: list[str]) -> list[BlockMessage]:
+    case = arranged.arrange_by_hand(LLAMA, devices, tuple(letters))
+    assert case
+    return [m.sent for m in case.messages]
+
+
 def test_13_the_messages_of_a_placement() -> None:
     """Megatron-LM's placement sends four all_reduces of the activations; all copies whole only sum their gradients."""
     size = BATCH * SEQ * HIDDEN * 2
-    megatron = l13_choose.list_messages(LLAMA, "LlamaDecoderLayer", 4, ["S(0)"] * 3 + ["S(1)", "S(0)", "S(0)", "S(1)"])
+    megatron = sent_by_hand(4, ["S(0)"] * 3 + ["S(1)", "S(0)", "S(0)", "S(1)"])
     assert [(x.phase, x.where, x.moved.split(": ")[1], x.kind) for x in megatron] == [
         ("backward", "input_layernorm", "P to R", "all_reduce"),
         ("forward", "o_proj", "P to R", "all_reduce"),
@@ -473,9 +476,7 @@ def test_13_the_messages_of_a_placement() -> None:
     ]
     assert all(x.num_bytes == size and x.seconds == pytest.approx(inside_s(size, 4)) for x in megatron)
     # down_proj kept whole: the hidden numbers, split by features, are exchanged for samples
-    found = l13_choose.list_messages(
-        LLAMA, "LlamaDecoderLayer", 4, [str(LESSONS[12].defaults()[w]) for w in l13_choose.WEIGHTS]
-    )
+    found = sent_by_hand(4, [str(LESSONS[12].defaults()[w]) for w in l13_choose.WEIGHTS])
     hidden = [x for x in found if x.kind == "all_to_all"]
     assert [x.num_bytes for x in hidden] == [BATCH * SEQ * INNER * 2] * 2
     grads = {x.where: x.num_bytes for x in found if x.moved == "gradient: P to R"}
@@ -506,7 +507,7 @@ def test_13_messages_cost_what_the_candidate_costs(t: int, seed: int) -> None:
     found = l13_choose.score_choices(LLAMA, "LlamaDecoderLayer", t)
     i = int(np.random.default_rng(100 * t + seed).integers(3**7))
     letters = [l13_choose.LETTERS[c] for c in found.choice[i]]
-    total = sum(x.seconds for x in l13_choose.list_messages(LLAMA, "LlamaDecoderLayer", t, letters))
+    total = sum(x.seconds for x in sent_by_hand(t, letters))
     assert found.comm_s[i] * (1 - 1e-5) <= total <= found.comm_s[i] * 1.01
 
 

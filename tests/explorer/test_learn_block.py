@@ -13,7 +13,7 @@ from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.planners import l13_choose
 from explorer.learn.lessons.times import l16_zero
-from explorer.learn.pictures import block, builder
+from explorer.learn.pictures import block
 from planner_core.planning.request import Request
 
 pytestmark = pytest.mark.lessons
@@ -116,7 +116,7 @@ def test_the_builder_holds_the_cost_of_every_choice() -> None:
     table = re.search(r'data-seconds="([^"]*)"', picture)
     assert table and len(cells := table[1].split(",")) == 3**7
     assert all((cell == "") == (not np.isfinite(s)) for cell, s in zip(cells, found.comm_s, strict=True))
-    row = builder.choice_row([str(lesson.defaults()[w]) for w in WEIGHTS])
+    row = l13_choose.row_of_choice(lesson.defaults())
     assert int(cells[row]) == round(found.comm_s[row] * 1e6)
     assert picture.count('role="spinbutton"') == 7 and picture.count('class="cut"') == 3
 

@@ -12,11 +12,11 @@ from explorer.learn.lessons import LESSONS
 from explorer.learn.pictures.sketch import ExpectedMistake, Handle, Sketch, bars
 from explorer.text import units
 from planner_core.planning.request import Request
+from tests.support.lessons import LLAMA, numbers
 
 pytestmark = pytest.mark.lessons
 
 
-LLAMA = Learner(Request("llama-3-8b"))
 GIB, PARAMS, GPUS, GROUP = 2**30, 8_030_261_248, 16, 8
 DRAWN = {1: 6, 14: 3, 15: 1, 16: 1, 17: 2}
 """The step of each lesson that is drawn."""
@@ -32,11 +32,6 @@ def sketch(number: int, **values: int | str) -> dict[str, Any]:
 
 def truths(number: int, **values: int | str) -> list[float]:
     return [h["truth"] for h in sketch(number, **values)["handles"]]
-
-
-def numbers(number: int, **values: int | str) -> dict[str, float]:
-    lesson = LESSONS[number - 1]
-    return dict(lesson.scene(LLAMA, {**lesson.defaults(), **values}).numbers)
 
 
 @pytest.mark.parametrize("number", DRAWN)

@@ -26,19 +26,14 @@ from planner_core.core import ASSETS, parse_placement
 from planner_core.planning import price
 from planner_core.planning.request import Request
 from tests.support.fitted import FITTED, H100, NETWORK, across_s, inside_s, took_s, turn_s
+from tests.support.lessons import LLAMA, numbers
 
 pytestmark = pytest.mark.lessons
 
 
-LLAMA = Learner(Request("llama-3-8b"))
 PARAMS, LAYERS, HIDDEN, INNER = 8_030_261_248, 32, 4096, 14336
 LAYER = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * 1024 + 3 * HIDDEN * INNER
 PUBLISHED = ASSETS / "measurements" / "published"
-
-
-def numbers(number: int, **values: int | str) -> dict[str, float]:
-    lesson = LESSONS[number - 1]
-    return dict(lesson.scene(LLAMA, {**lesson.defaults(), **values}).numbers)
 
 
 # --- 18: micro-batches -----------------------------------------------------------------------------

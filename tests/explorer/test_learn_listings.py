@@ -7,25 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.basics import l04_collectives
 from explorer.learn.lessons.layers import l08_backward, l11_debug
 from explorer.learn.lessons.planners import l21_long
 from explorer.learn.lessons.times import l18_micro_batches
-from planner_core.planning.request import Request
+from tests.support.lessons import LLAMA, numbers
 from tests.support.torchrun import run_script
 
 pytestmark = pytest.mark.lessons
-
-
-LLAMA = Learner(Request("llama-3-8b"))
-
-
-def numbers(number: int, **values: int | str) -> dict[str, float]:
-    lesson = LESSONS[number - 1]
-    return dict(lesson.scene(LLAMA, {**lesson.defaults(), **values}).numbers)
 
 
 SAID = {2: 2, 3: 6, 4: 1, 5: 1, 6: 1, 7: 2, 8: 1, 12: 1, 18: 3, 21: 1, 22: 1, 24: 1}

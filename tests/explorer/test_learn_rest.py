@@ -8,26 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from explorer.learn.learner import Learner
+from explorer.learn.blocks import arranged
 from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.basics import l02_cuts, l03_placements
 from explorer.learn.lessons.layers import l08_backward
 from explorer.learn.lessons.planners import l10_topology, l13_choose, l24_think
 from explorer.learn.lessons.times import l15_step, l19_measured
 from planner_core.core import ASSETS
-from planner_core.planning.request import Request
 from tests.support.fitted import FITTED, NETWORK, NVLINK, across_s, inside_s, took_s
+from tests.support.lessons import LLAMA, numbers
 
 pytestmark = pytest.mark.lessons
 
 
-LLAMA = Learner(Request("llama-3-8b"))
 PARAMS, LAYERS, HIDDEN, SEQ = 8_030_261_248, 32, 4096, 4096
-
-
-def numbers(number: int, **values: int | str) -> dict[str, float]:
-    lesson = LESSONS[number - 1]
-    return dict(lesson.scene(LLAMA, {**lesson.defaults(), **values}).numbers)
 
 
 def test_2_the_top_left_of_both_pieces() -> None:
@@ -86,7 +80,7 @@ def test_13_the_best_choice_is_counted_like_any_other() -> None:
     ]
     assert len(best) >= 1 and shown["best_bytes"] <= shown["mine_bytes"]
     counts = {
-        len(l13_choose.list_messages(LLAMA, "LlamaDecoderLayer", 4, [l13_choose.LETTERS[c] for c in found.choice[i]]))
+        len(arranged.arrange_by_hand(LLAMA, 4, tuple(l13_choose.LETTERS[c] for c in found.choice[i])).messages)
         for i in best
     }
     assert shown["best_messages"] in counts and shown["scored"] == np.isfinite(found.comm_s).sum()

@@ -20,20 +20,15 @@ from planner_core.planning import Planner, price
 from planner_core.planning.methods import Layout
 from planner_core.planning.request import Request
 from tests.support.fitted import H100, inside_s, turn_s
+from tests.support.lessons import LLAMA, numbers
 
 pytestmark = pytest.mark.lessons
 
 
-LLAMA = Learner(Request("llama-3-8b"))
 LAYERS, HIDDEN, INNER, SEQ = 32, 4096, 14336, 4096
 LAYER = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * 1024 + 3 * HIDDEN * INNER
 """Weights of a layer's products: q and o, k and v, gate, up and down."""
 FLOPS_PER_S = H100["flops_efficiency"] * 989e12
-
-
-def numbers(number: int, **values: int | str) -> dict[str, float]:
-    lesson = LESSONS[number - 1]
-    return dict(lesson.scene(LLAMA, {**lesson.defaults(), **values}).numbers)
 
 
 # --- several learners at once ------------------------------------------------------------------------

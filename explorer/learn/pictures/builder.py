@@ -7,7 +7,6 @@ over a matrix; where its messages go is drawn once it is placed.
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,11 +45,3 @@ def _cut_button(letter: str, devices: int) -> str:
     box = block.draw_slices(38, 24, letter, devices, across=letter == "S(0)")
     drawn = f'<svg viewBox="-1 -1 40 26" width="40" height="26" aria-hidden="true">{box.body}</svg>'
     return f'<button type="button" class="cut" data-cut="{letter}" aria-pressed="false">{drawn}<span>{block.CUTS[letter]}, {letter}</span></button>'
-
-
-def choice_row(letters: Sequence[str]) -> int:
-    """Return the row of a choice among all."""
-    order, number = list(block.CUTS), 0
-    for letter in letters:
-        number = 3 * number + order.index(letter)
-    return number

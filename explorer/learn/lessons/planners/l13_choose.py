@@ -16,7 +16,7 @@ from explorer.learn.learner import STANDARD_MODEL, Learner
 from explorer.learn.lesson import Choice, Values
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.block import CUTS, draw_block
-from explorer.learn.pictures.builder import choice_row, draw_builder
+from explorer.learn.pictures.builder import draw_builder
 from explorer.learn.pictures.cloud import draw_candidates
 from explorer.text import units
 from planner_core.core import DeviceMesh
@@ -24,7 +24,7 @@ from planner_core.cost import CostModel, cost_model
 from planner_core.cost.communication import collective_time
 from planner_core.search.candidates import Candidates, score_candidates
 
-LETTERS = ("R", "S(0)", "S(1)")
+LETTERS = tuple(CUTS)
 
 
 @remember(16)
@@ -41,7 +41,10 @@ def score_choices(learner: Learner, block: str, devices: int) -> Candidates:
 
 def row_of_choice(values: Values) -> int:
     """Return the row of the learner's choice among the candidates."""
-    return choice_row([str(values[w]) for w in WEIGHTS])
+    row = 0
+    for name in WEIGHTS:  # the first weight's letter is the slowest to change
+        row = len(LETTERS) * row + LETTERS.index(str(values[name]))
+    return row
 
 
 def best_within(candidates: Candidates, mine: int) -> int:
@@ -50,12 +53,6 @@ def best_within(candidates: Candidates, mine: int) -> int:
     comm = np.where(candidates.memory_bytes <= room, candidates.comm_s, np.inf)
     # `lexsort` sorts by its last key first.
     return int(np.lexsort((candidates.memory_bytes, comm))[0])
-
-
-def list_messages(learner: Learner, block: str, devices: int, letters: list[str]) -> tuple[placing.BlockMessage, ...]:
-    """Return every collective of one layer with its seven weights placed so; none where that cannot run."""
-    case = arranged.arrange_by_hand(learner, devices, tuple(letters))
-    return tuple(m.sent for m in case.messages) if case else ()
 
 
 def arrange_choice(learner: Learner, values: Values) -> ArrangedBlock | None:

@@ -266,9 +266,4 @@ def deciding_traffic_s(p: Phase) -> float:
     return (p.compute + p.waits) / (1 - p.contention)
 
 
-def focus(learner: Learner, values: Values) -> dict[str, str]:
-    """Return the lesson's tokens."""
-    return token_settings(learner, int(values["tokens"]))
-
-
-LESSON = read_lesson("15-step", live, focus=focus)
+LESSON = read_lesson("15-step", live, focus=lambda learner, v: token_settings(learner, int(v["tokens"])))

@@ -171,9 +171,4 @@ def arrange_block(learner: Learner, values: Values) -> ArrangedBlock | None:
     return arranged.arrange_plan(learner, case.plan, case.planner) if case else None
 
 
-def focus(learner: Learner, values: Values) -> dict[str, str]:
-    """Return the lesson's tokens and micro-batches."""
-    return token_settings(learner, TOKENS, int(values["m"]))
-
-
-LESSON = read_lesson("16-zero", live, focus=focus)
+LESSON = read_lesson("16-zero", live, focus=lambda learner, v: token_settings(learner, TOKENS, int(v["m"])))

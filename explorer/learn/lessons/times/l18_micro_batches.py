@@ -148,10 +148,6 @@ def _time_chart(case: PricedLayout, time: dict[str, float], layout: str, m: int)
     return now, timeline([track for track in tracks if track[1]], units.seconds, now)
 
 
-def focus(learner: Learner, values: Values) -> dict[str, str]:
-    """Return the planner with the lesson's tokens and micro-batches."""
-    m = int(values["m"])
-    return token_settings(learner, TOKENS // m, m)
-
-
-LESSON = read_lesson("18-micro-batches", live, focus=focus)
+LESSON = read_lesson(
+    "18-micro-batches", live, focus=lambda learner, v: token_settings(learner, TOKENS // int(v["m"]), int(v["m"]))
+)
