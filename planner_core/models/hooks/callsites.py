@@ -360,14 +360,9 @@ class Scopes:
 
     def site(self, fn: str) -> str:
         """Name this call of `fn` and count it: `scope/fn`, then `scope/fn.1`, `scope/fn.2` in the same module call."""
-        name = self.next_site(fn)
-        self.frame.counts[fn] = self.frame.counts.get(fn, 0) + 1
-        return name
-
-    def next_site(self, fn: str) -> str:
-        """Return the name of the next recorded call of `fn`, without counting it."""
         frame = self.frame
         count = frame.counts.get(fn, 0)
+        frame.counts[fn] = count + 1
         return f"{frame.scope}/{fn}.{count}" if count else f"{frame.scope}/{fn}"
 
     @contextmanager

@@ -54,11 +54,12 @@ def dispatched_experts(
         return layer(copies, ids[:, None], None, *experts, **options, first_expert=dispatch.rank * num_local)
 
     # nested calls: what has been sent, received or computed is freed as soon as the next step is done
-    results = _ReturnFromExperts.apply(
-        compute_local_experts(_SendToExperts.apply(hidden.index_select(0, token), sent, received, dispatch)),
-        sent,
+    results = _Exchange.apply(
+        compute_local_experts(_Exchange.apply(hidden.index_select(0, token), sent, received, dispatch, False)),
         received,
+        sent,
         dispatch,
+        True,
     )
     out: torch.Tensor = _CombineResults.apply(results, weights.reshape(-1).index_select(0, order), token, len(hidden))
     return out
@@ -88,36 +89,22 @@ def _route_tokens(
     return order[rank], table[rank], received, chosen[owner == rank]
 
 
-class _SendToExperts(torch.autograd.Function):
-    """The copies of all ranks for this rank's experts."""
+class _Exchange(torch.autograd.Function):
+    """The copies of tokens that come from all ranks, for those that this rank sends; `back` if they return to where they came from."""
 
     _shardscope = True
 
     @staticmethod
-    def forward(ctx: Any, copies: torch.Tensor, sent: list[int], received: list[int], axis: Axis) -> torch.Tensor:
-        ctx.where = sent, received, axis
-        return axis.exchange(copies, sent, received)
+    def forward(
+        ctx: Any, copies: torch.Tensor, sent: list[int], received: list[int], axis: Axis, back: bool
+    ) -> torch.Tensor:
+        ctx.where = sent, received, axis, back
+        return axis.exchange(copies, sent, received, back=back)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        sent, received, axis = ctx.where
-        return axis.exchange(gradient, received, sent, back=True), None, None, None
-
-
-class _ReturnFromExperts(torch.autograd.Function):
-    """The results of the copies that this rank sent, in the same order."""
-
-    _shardscope = True
-
-    @staticmethod
-    def forward(ctx: Any, results: torch.Tensor, sent: list[int], received: list[int], axis: Axis) -> torch.Tensor:
-        ctx.where = sent, received, axis
-        return axis.exchange(results, received, sent, back=True)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        sent, received, axis = ctx.where
-        return axis.exchange(gradient, sent, received), None, None, None
+        sent, received, axis, back = ctx.where
+        return axis.exchange(gradient, received, sent, back=not back), None, None, None, None
 
 
 class _CombineResults(torch.autograd.Function):
