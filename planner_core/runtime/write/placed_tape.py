@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner_core.core import Edge, Op, ParamPlan, Partial, Placements, Plan, Replicate, Shard, SitePlan, join_name
+from planner_core.core import Edge, Op, ParamPlan, Partial, Placements, Plan, Shard, SitePlan, join_name
 from planner_core.ops import LocalExecution, operator, rows
 from planner_core.runtime.mismatch import PlanMismatch, other_model_error
 from planner_core.runtime.program.collectives import describe_uneven_split
@@ -45,7 +45,6 @@ class PlannedTape:
     """For each constant of the batch that an operator reads: the shard of its samples, and its placements there."""
 
     def __post_init__(self) -> None:
-        self.replicated: Placements = (Replicate(),) * len(self.sizes)
         self.data_axes = tuple(a for a in self.data_axes if self.sizes[a] > 1)
         for call in self.ops:
             self._check_arity(call, self.row(call))

@@ -265,10 +265,6 @@ class _ProgramWriter:
             for b in i.source.buffers
             if b.buffer in updated and any(isinstance(p, Shard) for p in b.placements)
         }
-        delivered = [
-            (self.layout.delivered_placements.get(n, self.layout.replicated), self.layout.samples[n])
-            for n in self.results
-        ]
         return Program(
             source,
             units,
@@ -278,7 +274,6 @@ class _ProgramWriter:
             self.layout.data_axes,
             self.results,
             self.tape.result,
-            delivered,
             split,
             has_tables,
         )

@@ -111,7 +111,6 @@ class Program:
     data_axes: tuple[int, ...]
     outputs: list[int]
     result: Any
-    delivered: list[tuple[Placements, int | None]]
     split_buffers: dict[str, Placements] = field(default_factory=dict)
     has_tables: bool = False
     buffers: tuple[str, ...] = ()
