@@ -119,7 +119,7 @@ def _list_described(
                 listed[twin] += f"; also {BASELINES[plans[name].method].title}"
         elif len(listed) < MAX_LISTED:
             listed[name] = what
-    return [ListedPlan(n, _with_work(plans[n], what)) for n, what in listed.items()]
+    return [ListedPlan(n, _with_shortage(plans[n], what)) for n, what in listed.items()]
 
 
 def add_chosen(listed: Sequence[ListedPlan], plans: Mapping[str, Plan], chosen: str) -> list[ListedPlan]:
@@ -127,7 +127,7 @@ def add_chosen(listed: Sequence[ListedPlan], plans: Mapping[str, Plan], chosen: 
     if any(one.name == chosen or are_equal(plans[one.name], plans[chosen]) for one in listed):
         return list(listed)
     plan = plans[chosen]
-    return [*listed, ListedPlan(chosen, _with_work(plan, words.title_in_sentence(plan)))]
+    return [*listed, ListedPlan(chosen, _with_shortage(plan, words.title_in_sentence(plan)))]
 
 
 def merge_equal(plans: Mapping[str, Plan], chosen: str) -> list[ListedPlan]:
@@ -149,7 +149,7 @@ def merge_equal(plans: Mapping[str, Plan], chosen: str) -> list[ListedPlan]:
         aims = dict.fromkeys(recipe.describe_aim(plans[n]) for n in group)
         title, *others = dict.fromkeys(words.plan_title(plans[n]) for n in group)
         titles = title + (f", the same plan as {words.join_words(others)}" if others else "")
-        rows.append(ListedPlan(name, _with_work(plans[name], "; ".join((titles, *filter(None, aims))))))
+        rows.append(ListedPlan(name, _with_shortage(plans[name], "; ".join((titles, *filter(None, aims))))))
     return rows
 
 
@@ -175,10 +175,9 @@ def _recomputation_by_copy(plan: Plan) -> dict[str, tuple[str, tuple[str, ...]]]
     return {prefix: (b.recompute, b.kept) for b in plan.blocks.values() for prefix in b.prefixes}
 
 
-def _with_work(plan: Plan, what: str) -> str:
-    """Add to what a plan is whether it does not fit, and what its step does besides one plain pass."""
-    what += "" if plan.fits else ", does not fit"
-    return "; ".join(filter(None, (what, recipe.describe_extra_work(plan))))
+def _with_shortage(plan: Plan, what: str) -> str:
+    """Add to what a plan is whether it does not fit."""
+    return what if plan.fits else f"{what}, does not fit"
 
 
 def _describe_stages(plan: Plan, best: Plan) -> str:

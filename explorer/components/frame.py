@@ -155,10 +155,12 @@ def choose_row(
     *,
     chosen: str = "",
     terms: Mapping[str, str] | None = None,
+    labels: Sequence[str] = (),
 ) -> None:
     """Draw rows of a name and figures (see plans_table.js); `on_choose` gets the id of the row, and a head sorts.
 
-    On a phone each row is a card, where a table of `st.dataframe` is as wide as its columns. `head` begins with that of the names.
+    On a phone each row is a card, where a table of `st.dataframe` is as wide as its columns. `head` begins with that of the names; `labels`
+    name the figures of a card, where the head is too long for them.
     """
 
     def choose() -> None:
@@ -169,7 +171,15 @@ def choose_row(
     height = HEAD_HEIGHT + ROW_HEIGHT * len(rows)
     st.html(f"<style>.st-key-{key} {{ min-height: {height}px; }}</style>")
     first, *others = head
-    data = {"label": label, "first": first, "head": others, "rows": rows, "chosen": chosen, "terms": dict(terms or {})}
+    data: dict[str, Any] = {
+        "label": label,
+        "first": first,
+        "head": others,
+        "labels": labels or others,
+        "rows": rows,
+        "chosen": chosen,
+    }
+    data["terms"] = dict(terms or {})
     components.draw_rows(data, key=key, on_choose=choose)
 
 

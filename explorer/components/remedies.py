@@ -116,6 +116,6 @@ def _describe_result(result: Result) -> str:
         parts.append(f"{units.significant(run['days'] or 0)} days{cost}")
     parts += [
         f"{units.significant(speed.tokens_per_s_per_gpu)} {name_throughput(plan)} on each GPU",
-        recipe.describe_layout(plan),
+        recipe.layout_name(plan),
     ]
     return " · ".join(parts)

@@ -148,13 +148,16 @@ def describe_gap(plan: Plan) -> str:
     return f"its GPU work {above}" if plan.cost.host_wait_s else above
 
 
-def describe_extra_work(plan: Plan) -> str:
-    """Say what a step does in addition to one plain pass: `4 micro-batches, full recomputation`; empty if nothing."""
+def describe_extra_work(plan: Plan, name: str = "") -> str:
+    """Say what a step does in addition to one plain pass: `4 micro-batches, full recomputation`; empty if nothing.
+
+    `name`: that of the plan where this stands below it (`distinct_names`), whose details are not said again.
+    """
     micro_batches = [_micro_batches(plan)] if _num_micro_batches(plan) != 1 else []
     recomputed = ["mixed recomputation"] if len(_describe_recomputations(plan)) > 1 else [_recomputation_name(plan)]
     recomputed = [] if recomputed == [RECOMPUTED["none"]] else recomputed
-    parts = [*schedule_name(plan), *micro_batches, *recomputed, *_describe_features(plan)]
-    return "; ".join(filter(None, (", ".join(parts), describe_bubble(plan))))
+    parts = [part for part in (*schedule_name(plan), *micro_batches, *recomputed) if not name.endswith(f", {part}")]
+    return "; ".join(filter(None, (", ".join((*parts, *_describe_features(plan))), describe_bubble(plan))))
 
 
 def describe_bubble(plan: Plan) -> str:

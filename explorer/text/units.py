@@ -39,6 +39,13 @@ def span(low: str, high: str) -> str:
     return "–".join(dict.fromkeys(filter(None, (one if same_unit and low != high else low, high))))
 
 
+def share_unit(texts: Sequence[str]) -> tuple[list[str], str]:
+    """Return amounts without their unit, and the unit, if it is that of all; else the amounts as they are, and ""."""
+    units = {text.rpartition(" ")[2] for text in texts if text}
+    unit = units.pop() if len(units) == 1 else ""
+    return [text.removesuffix(f" {unit}") for text in texts], unit
+
+
 def memory(num_bytes: float) -> str:
     """Write memory in GiB (2^30), in MiB below a tenth of it."""
     for unit, size in (("KiB", 2**10), ("MiB", 2**20)):

@@ -93,16 +93,20 @@ def test_the_first_page_sets_the_plans_beside_each_other() -> None:
     assert rows[1]["what"].startswith("the best plan, proven") and len({r["name"] for r in rows}) == len(rows)
     plans = {p.name: p for p in planned(settings.build_request(settings.parse_query({})[0])).plans}
     for row, plan in ((rows[0], plans["FSDP"]), (rows[1], plans["best"])):
-        assert [cell["figure"] for cell in row["cells"]] == [
+        assert [f"{cell['figure']} {cell['unit']}" for cell in row["cells"]] == [
             units.seconds(plan.cost.step_time_s),
             units.traffic(sum(t.wire_bytes for t in plan.cost.traffic)),
             units.memory(plan.cost.memory_bytes["peak"]),
         ]
+    (drawn,) = (c.proto for c in at.get("bidi_component") if c.proto.component_name == "shardscope_plans")
+    stated = [re.findall(r", (\w+)", title) for title in json.loads(drawn.json)["head"]]
+    assert stated == [["ms"], ["GB", "ms"], ["GiB"]], "units once, in the head"
+    assert not any(" " in cell[key] for r in rows for cell in r["cells"] for key in ("figure", "below"))
     memory = {r["id"]: r["cells"][2] for r in rows}
     # The allocator has reserved what the tensors take, and more.
     for cell in (memory[r["id"]] for r in rows if r["fits"]):
         told = re.fullmatch(r"([\d.]+)–([\d.]+)", cell["below"])
-        assert told and float(cell["figure"].removesuffix(" GiB")) <= float(told[1]) <= float(told[2])
+        assert told and float(cell["figure"]) <= float(told[1]) <= float(told[2])
     assert all(memory[r["id"]]["memory"][2] and not memory[r["id"]]["below"] for r in rows if not r["fits"])
     # the limit of a row that does not fit is of what is allocated, that of the others of what is reserved
     assert all(re.search(r"may take 73.3 GiB, 92 % of the GPU.*may take 79.6 GiB", c["hover"]) for c in memory.values())

@@ -53,9 +53,9 @@ def test_a_plan_with_stages_sends_the_same_on_every_page() -> None:
     """What a stage hands to the next counts on Compare too, as it does on Overview and Plans."""
     address = {"model": "bert-large", "layers": "8", "setup": "dp=8,pp=2"}
     rows = table(open_page("plans", **address, plan="our-current-setup"))
-    (sent,) = (r["cells"][1]["figure"] for r in rows if r["what"].startswith("Our current setup"))
+    (sent,) = (r["cells"][1] for r in rows if r["what"].startswith("Our current setup"))
     compared = words(open_page("compare", **address, compare="our-current-setup,fsdp"))
-    assert f"at most {sent} per GPU" in compared
+    assert f"at most {sent['figure']} {sent['unit']} per GPU" in compared
 
 
 def test_the_page_tells_all_runs_and_then_those_that_are_asked_for() -> None:

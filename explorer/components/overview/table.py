@@ -77,19 +77,35 @@ def draw_plans(
         plan, home = plans[one.name], homes[one.name]
         cells = [_step_cell(plan, speed_of(plan, home), parts[one.name], longest), _traffic_cell(plan, parts[one.name])]
         cells.append(_memory_cell(plan, home))
-        rows.append({"id": one.name, "name": names[one.name], "what": one.what, "fits": plan.fits, "cells": cells})
+        what = "; ".join(filter(None, (one.what, recipe.describe_extra_work(plan, names[one.name]))))
+        rows.append({"id": one.name, "name": names[one.name], "what": what, "fits": plan.fits, "cells": cells})
 
     def choose(plan_id: str) -> None:
         if plan_id in plans:
             state.change(plan=plan_id)
 
-    head = ["plan", "step", "communication, exposed", "memory, reserved"]
+    head = ["plan", _name_column(rows, 0, "step"), _name_column(rows, 1, "communication", "exposed")]
     capacities = {units.significant(home.cluster.gpu.memory_bytes / units.GIB) for home in homes.values()}
-    if len(capacities) == 1:
-        head[3] += f" of {capacities.pop()} GiB"
-    frame.choose_row("plans_table", "Plans", head, rows, choose, chosen=chosen, terms=glossary.ROW_WORDS)
+    limit = f" of {capacities.pop()} GiB" if len(capacities) == 1 else ""
+    head.append(f"{_name_column(rows, 2, 'memory')}; reserved{limit}")
+    labels = ["step", "sent, exposed", "memory, reserved"]
+    frame.choose_row("plans_table", "Plans", head, rows, choose, chosen=chosen, terms=glossary.ROW_WORDS, labels=labels)
     _show_legend(parts, names.values() if links else ())
     return parts
+
+
+def _name_column(rows: Sequence[dict[str, Any]], column: int, figure: str, below: str = "") -> str:
+    """Return the head of a column: what its figures are, and what stands below them, each with the unit that all share. The texts of the
+    cells then leave it out, and have it beside them."""
+    titles = []
+    for key, unit_key, title in (("figure", "unit", figure), ("below", "belowUnit", below)):
+        if title:
+            cells = [row["cells"][column] for row in rows]
+            texts, unit = units.share_unit([cell[key] for cell in cells])
+            for cell, text in zip(cells, texts, strict=True):
+                cell |= {key: text, unit_key: unit}
+            titles.append(f"{title}, {unit}" if unit else title)
+    return "; ".join(titles)
 
 
 def _show_legend(parts: Mapping[str, Parts], names: Iterable[str]) -> None:

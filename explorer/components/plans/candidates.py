@@ -86,7 +86,12 @@ def _show_head(result: Result, block: Candidates, names: list[str]) -> None:
     titles = state.model_drawing(result.request).titles
     with st.container(horizontal=True, vertical_alignment="center", height=56, border=False, key="chart_head_block"):
         title = "" if len(names) > 1 else titles.get(block.block, block.block)
-        st.markdown(f"**Every candidate of** {frame.escape(title)}", width="content")
+        points = (
+            f"Each point puts every one of {len(block.weights)} weight matrices whole (R), split along dim 0, S(0), or along dim 1, S(1), "
+            f"over {block.axis_size} GPUs, in all {block.repeats} copies; the other GPUs split the batch, weights are kept, and the rest "
+            "of the model is chosen best. Choose one for its placements."
+        )
+        st.markdown(f"**Every candidate of** {frame.escape(title)}", width="content", help=points)
         if len(names) > 1:
             widget = state.widget_key("w_block", block.block)
             st.selectbox(
@@ -140,14 +145,8 @@ def _candidate_name(block: Candidates, i: int) -> str:
 
 
 def describe_candidate(block: Candidates, index: int | None) -> None:
-    """Describe the clicked candidate; without one, what the points are."""
+    """Describe the clicked candidate."""
     if index is None:
-        st.caption(
-            f"Each point puts every one of {len(block.weights)} weight matrices whole (R), split along dim 0, S(0), or "
-            "along dim 1, S(1), over "
-            f"{block.axis_size} GPUs, in all {block.repeats} copies; the other GPUs split the batch, weights are kept, "
-            "and the rest of the model is chosen best. Choose one for its placements."
-        )
         return
     chips = (
         f"{html.escape(marks.short_weight_name(w))} {frame.chip(PLACEMENTS[int(c)])}"

@@ -185,9 +185,12 @@ export interface Sketch {
 
 /** One figure of a plan (explorer/components/overview/table.py). `order` sorts; `memory` is what is filled, and what is likely. A
  * bar that is `cut` is longer than its place. */
+/** `unit` and `belowUnit` are those that the head states for all rows. */
 export interface PlanCell {
   figure: string;
   below: string;
+  unit?: string;
+  belowUnit?: string;
   hover?: string;
   order: number;
   bar?: [part: string, share: number, words: string][];
@@ -202,11 +205,12 @@ export interface PlanRow {
   fits: boolean;
   cells: PlanCell[];
 }
-/** `first` heads the names; `terms` are words of them with their meanings. */
+/** `first` heads the names; `labels` name the cells of a card; `terms` are words of the names with their meanings. */
 export interface PlansData {
   label: string;
   first: string;
   head: string[];
+  labels: string[];
   rows: PlanRow[];
   chosen: string;
   terms: Record<string, string>;

@@ -54,13 +54,16 @@ function filling([filled, likely, over]) {
  */
 function cell(label, data, drawn) {
   const box = part("td", "");
-  // for a phone, where each row is a card of narrow cells
-  box.dataset.label = label.replace("communication", "sent").replace(/ of .*/, "");
+  // for a phone, where each row is a card of narrow cells, without the head
+  box.dataset.label = label;
   if (data.bar) box.append(bar(data.bar, data.cut ?? false));
   else if (data.memory) box.append(filling(data.memory));
   else if (drawn) box.append(part("span", "none"));
   const below = Object.assign(part("small", "", data.below), { title: data.hover ?? "" });
-  box.append(part("strong", "", data.figure), below);
+  const figure = part("strong", "", data.figure);
+  if (data.unit) figure.dataset.unit = data.unit;
+  if (data.belowUnit) below.dataset.unit = data.belowUnit;
+  box.append(figure, below);
   return box;
 }
 
@@ -97,7 +100,7 @@ function line(row, data, choose) {
   box.dataset.id = row.id;
   if (row.id === data.chosen) box.setAttribute("aria-current", "true");
   const drawn = row.cells.some((one) => one.bar || one.memory);
-  box.append(head, ...row.cells.map((one, k) => cell(data.head[k], one, drawn)));
+  box.append(head, ...row.cells.map((one, k) => cell(data.labels[k], one, drawn)));
   box.addEventListener("click", () => choose(row.id));
   return box;
 }
