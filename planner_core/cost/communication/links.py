@@ -157,7 +157,7 @@ def _group_link(cluster: Cluster, sizes: tuple[int, ...], axes: tuple[int, ...])
     groups = rank_groups(sizes, axes)
     units = [groups // cluster.unit_gpus(i) for i in range(len(cluster.levels) + 1)]
     crossed = [i for i in range(len(cluster.levels)) if np.any(_units_touched(units[i]) > _units_touched(units[i + 1]))]
-    local = int(_max_ranks_in_unit(units[1]))
+    local = int(_list_pieces(units[1])[1].max())
     rates = _level_rates(cluster, local)
     ring, exchange = math.inf, 0.0
     for i, rate in enumerate(rates):
@@ -249,11 +249,6 @@ def _units_touched(unit: _Ranks) -> _Ranks:
     return changes + 1
 
 
-def _max_ranks_in_unit(unit: _Ranks) -> int:
-    """Return the most ranks that one group has in one unit; `unit` [group, rank] ascends along each row."""
-    return max(int(np.bincount(row - row.min()).max()) for row in unit)
-
-
 def _lies_evenly(unit: _Ranks) -> bool:
     """Return whether every group touches equally many units, each with equally many of its ranks."""
     spread = _units_touched(unit)
@@ -268,12 +263,20 @@ def _busiest_unit_load(unit: _Ranks) -> tuple[int, int]:
     """Return what leaves the busiest unit: the number of rings (one for each group with ranks inside and outside), and of pieces of an
     all_to_all. A group of n with g ranks inside the unit sends g·(n-g) pieces of B/n² out of it.
     """
-    number, size = unit.shape
-    keys = np.arange(number)[:, None] * (int(unit.max()) + 1) + unit
-    pairs, inside = np.unique(keys, return_counts=True)
+    size = unit.shape[1]
+    at, inside = _list_pieces(unit)
     leaving = inside < size
     if not leaving.any():
         return 0, 0
-    at = pairs[leaving] % (int(unit.max()) + 1)
-    sent = np.bincount(at, weights=inside[leaving] * (size - inside[leaving]))
+    at, inside = at[leaving], inside[leaving]
+    sent = np.bincount(at, weights=inside * (size - inside))
     return int(np.bincount(at).max()), int(sent.max())
+
+
+def _list_pieces(unit: _Ranks) -> tuple[_Ranks, _Ranks]:
+    """Return the unit of each piece, and how many ranks it has. A piece is what one group has in one unit; `unit` [group, rank] ascends
+    along each row."""
+    begins = np.ones(unit.shape, dtype=bool)
+    begins[:, 1:] = np.diff(unit, axis=1) != 0
+    starts = np.flatnonzero(begins)
+    return unit.ravel()[starts], np.diff(starts, append=unit.size)
