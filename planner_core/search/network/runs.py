@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,9 @@ import numpy as np
 from planner_core.core import Block, Call
 from planner_core.cost import Component
 from planner_core.search.network.factors import Factor, Network, tensor_name, zero_costs
+
+NO_CHAIN = -1, -1
+"""Stands for the numbers (input, output) that link the calls of a run of one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +37,27 @@ def find_runs(top: Block) -> tuple[list[Run], set[int]]:
         # An item that reads a value twice is one reader.
         for v in set(item.inputs):
             users[v] = users.get(v, 0) + 1
-    runs: list[Run] = []
+    chains: list[tuple[list[Call], tuple[int, int]]] = []
     inside: set[int] = set()
     for call in calls:
-        last = runs[-1] if runs else None
-        link = _chain_ports(last, call, users, top) if last else None
-        if last and link:
-            runs[-1] = Run(call.block, (*last.calls, call), *link)
+        link = _chain_ports(*chains[-1], call, users, top) if chains else None
+        if link:
+            of_run = chains[-1][0]
+            of_run.append(call)
+            chains[-1] = of_run, link
             inside.add(call.inputs[link[0]])
         else:
-            runs.append(Run(call.block, (call,)))
-    return runs, inside
+            chains.append(([call], NO_CHAIN))
+    return [Run(of_run[0].block, tuple(of_run), *link) for of_run, link in chains], inside
 
 
-def _chain_ports(run: Run, call: Call, users: Mapping[int, int], top: Block) -> tuple[int, int] | None:
-    """Return the numbers (input, output) that link `call` to the last call of `run`, or None if it does not continue the run."""
-    previous = run.calls[-1]
-    if run.block != call.block:
+def _chain_ports(
+    calls: Sequence[Call], known: tuple[int, int], call: Call, users: Mapping[int, int], top: Block
+) -> tuple[int, int] | None:
+    """Return the numbers (input, output) that link `call` to the last of a run's `calls`, or None if it does not continue the run.
+    `known`: the numbers that link those before it."""
+    previous = calls[-1]
+    if previous.block != call.block:
         return None
     differ = [
         p
@@ -69,7 +76,7 @@ def _chain_ports(run: Run, call: Call, users: Mapping[int, int], top: Block) -> 
     if any(users.get(o) or o in top.outputs for o in others):
         return None
     # All links of a run are one (input, output) pair, since all copies are one matrix [state in, state out].
-    if run.chain_in >= 0 and (p, q) != (run.chain_in, run.chain_out):
+    if known != NO_CHAIN and (p, q) != known:
         return None
     return p, q
 
