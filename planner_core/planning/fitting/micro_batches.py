@@ -288,9 +288,12 @@ class _MicroBatchSearch:
                 self.best = count.planner, plan
             if self.best is not None and self.best[0] is count.planner:
                 self.show_if_good(self._over_all(*self.best)[1])
-        for bounding in (count.plain, count.bounding):
-            if bounding is not count.planner:  # its bounds are known now, and nothing else is asked of it
-                bounding.networks.clear_problems()
+        # Their bounds are known now, and nothing else is asked of them.
+        served = [p for p in (count.plain, count.bounding) if p is not count.planner]
+        if self.bounds.get(number, 0.0) >= self.known * (1 - TIE) and not (self.best and self.best[0] is count.planner):
+            served.append(count.planner)  # no plan of this number is better, so it is not searched again
+        for planner in served:
+            planner.networks.clear_problems()
         return [mesh for mesh in count.options if least[mesh] < self.known * (1 - TIE)], plan
 
     def _keep_unlimited(self, unlimited: tuple[Planner, Plan], count: MicroBatchCandidate) -> None:
