@@ -18,8 +18,8 @@ from planner_core.planning import Request
 from planner_core.planning.fitting.baselines import plan_baselines
 from planner_core.planning.fitting.micro_batch_numbers import MicroBatchNumbers
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
-from planner_core.planning.methods import Layout, tool_spaces
-from planner_core.planning.pipeline import choose_step
+from planner_core.planning.methods import METHODS, Layout, tool_spaces
+from planner_core.planning.pipeline import choose_step, compare_methods
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.stages import search_stages
@@ -132,6 +132,24 @@ def test_no_stated_layout_is_better_than_the_bound(part: int) -> None:
     rooms = st.sampled_from([1.0, 1.05, 1.5, 10.0])
     few = settings(max_examples=6 if part else 2, phases=(Phase.generate,))
     seed(part)(few(given(requests(), rooms)(check_bound)))()
+
+
+def check_methods(asked: tuple[Request, Statement]) -> None:
+    """No method of a paper has a plan below the bounds of the plans of least time and of least communication."""
+    request = replace(asked[0], tool=None, cluster=with_ample_memory(str(asked[0].cluster)), memory_gb=AMPLE_GB)
+    result = compare_methods(request)
+    exact = [p for p in result.plans if p.method == "exact" and not p.name.startswith("trade-off")]
+    rows = [p for p in result.plans if p.fits and p.method in METHODS]
+    assert {p.objective for p in exact} == {"time", "communication"} and len(rows) > len(exact)
+    for best in exact:
+        assert best.bound is not None
+        assert all(best.bound <= p.cost.seconds(best.objective) * (1 + PRICE_ROUNDING) + 1e-7 for p in rows)
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 4))])
+def test_no_method_of_a_paper_is_better_than_the_bounds(part: int) -> None:
+    few = settings(max_examples=4 if part else 1, phases=(Phase.generate,), deadline=None)
+    seed(part)(few(given(requests())(check_methods)))()
 
 
 SMALL = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bench.baselines import SAME, compare
-from planner_core.core import Note, NoteKind, Pipeline, SearchFault
+from planner_core.core import DeviceMesh, Note, NoteKind, Pipeline, SearchFault
 from planner_core.core.cluster import cluster_names
 from planner_core.core.placement import Shard
 from planner_core.core.plan import Plan, placements_by_pattern
@@ -20,7 +20,7 @@ from planner_core.models.zoo import ZOO
 from planner_core.ops import FLOPS_BOUND_KINDS, operator
 from planner_core.planning import choose_mesh
 from planner_core.planning.analysis import count_spaces, log10_size, unfold_problem
-from planner_core.planning.fitting.baselines import better_of_baselines, plan_baselines
+from planner_core.planning.fitting.baselines import better_of_baselines, describe_restriction_cost, plan_baselines
 from planner_core.planning.methods.registry import METHODS
 from planner_core.planning.methods.restrictions import (
     AxisRules,
@@ -30,7 +30,7 @@ from planner_core.planning.methods.restrictions import (
     is_used_in_parts,
 )
 from planner_core.planning.pipeline import plan_model
-from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
+from planner_core.planning.planner import STATED, Planner, candidate_meshes, prepare_planner, replace_request
 from planner_core.planning.request import Request
 from planner_core.search import describe_gap, make_objective, search_within_budget
 from planner_core.search.network import Network, allow_only
@@ -336,6 +336,29 @@ def test_a_bound_above_a_plan_raises() -> None:
         better_of_baselines(replace(plan, bound=high), [replace(plan, name="FSDP")])
     with pytest.raises(SearchFault, match="above the value"):
         describe_gap(answer.value, high)
+    with pytest.raises(SearchFault, match="of TAP"):
+        describe_restriction_cost(replace(plan, name="TAP"), {"best": replace(plan, bound=high)})
+
+
+def test_a_bound_above_a_baseline_on_three_axes_raises() -> None:
+    planner = plans("gpt2-xl", 1)[0]
+    problem = planner.problem(DeviceMesh(("a", "b", "c"), (2, 2, 2)))
+    answer = planner.solve(problem, "time")
+    plan = replace(planner.plan(problem, answer, "best", "exact", "time"), bound=answer.value * 1.001)
+    with pytest.raises(SearchFault, match="of FSDP"):
+        better_of_baselines(plan, [replace(plan, name="FSDP")])
+    # Operators of a stated layout may tell three axes apart, which those of the search do not.
+    better_of_baselines(plan, [replace(plan, name=STATED)])
+
+
+def test_a_bound_in_bytes_above_a_plan_raises() -> None:
+    planner = replace_request(plans("gpt2-xl", 1)[0], method="tap", objective="communication")
+    problem = planner.builders(METHODS["tap"], DeviceMesh(("data", "tensor"), (2, 4)))[0]()
+    answer = planner.solve(problem, "communication")
+    plan = planner.plan(problem, answer, "best", "tap", "communication")
+    assert plan.bound is not None and plan.bound <= planner.value(plan) * (1 + 1e-5)
+    with pytest.raises(SearchFault, match="of best"):
+        planner.plan(problem, replace(answer, bound=answer.value + 0.001), "best", "tap", "communication")
 
 
 @pytest.mark.slow

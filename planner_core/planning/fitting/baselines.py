@@ -396,7 +396,10 @@ def describe_restriction_cost(plan: Plan, exact: Mapping[str, Plan]) -> Sentence
 
     The plan of the shortest step need not communicate least, so that the least of both may be no plan's. Example:
     "a step takes 488.4 ms, its communication 88.14 ms; of best 273.3 ms and 26.8 ms; of least communication 536 ms and 0.5977 ms".
+    Raises SearchFault if the method's plan is better than the bound of one of these, whose space holds it.
     """
+    for best in exact.values():
+        check_bound_below(best, [plan])
 
     def both(words: tuple[str, str], of: Plan) -> Sentence:
         return Sentence(words[0], time_amount(of.cost.step_time_s), words[1], time_amount(of.cost.comm_time_s))

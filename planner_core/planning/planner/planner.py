@@ -27,6 +27,7 @@ from planner_core.core import (
 from planner_core.cost import (
     CostModel,
     cost_model,
+    cost_model_of,
     named_mesh,
     ops_at_the_ends,
     price,
@@ -260,9 +261,11 @@ class Planner:
             else price_with_host(blocks, self.graph, model, self.coarse)
         )
         how, fits, bound = METHODS.get(method, EXACT), cost.memory_bytes["peak"] <= self.budget, answer.bound
-        if fits and pipeline is None and known.links == model.links:  # else the bound is of links that are all alike
-            check_bound(objective_value(objective, cost.gpu_time_s, cost.comm_time_s), bound, name)
-            bound = min(bound, cost.seconds(objective))  # a bound holds seconds that break ties too
+        if fits and pipeline is None:
+            alike = known.links != model.links  # where only volume counts, as for TAP
+            at = price(blocks, self.graph, _with_equal_links(model), self.coarse) if alike else cost
+            check_bound(objective_value(objective, at.gpu_time_s, at.comm_time_s), bound, name)
+            bound = min(bound, at.seconds(objective))  # a bound holds seconds that break ties too
         # Nothing is below 0 bytes. What is left of value and bound are the seconds that break ties, and their gap is none of bytes.
         sends_nothing = how.describe_aim(objective) is not None and not cost.comm_time_s
         return Plan(
@@ -290,10 +293,7 @@ class Planner:
         everywhere. It is the value that the search gives."""
         method, cost = METHODS[self.request.method], plan.cost
         if method.by_volume:
-            model = _with_equal_links(
-                cost_model(self.cluster, plan.mesh, replace(self.workload, zero=plan.workload["zero"]))
-            )
-            cost = price(plan.blocks, self.graph, model, self.coarse)
+            cost = price(plan.blocks, self.graph, _with_equal_links(cost_model_of(plan, self.cluster)), self.coarse)
         return objective_value(plan.objective, cost.gpu_time_s, cost.comm_time_s)
 
 

@@ -61,7 +61,7 @@ from planner_core.planning.stages.estimates import DegreeEstimates, least_comput
 from planner_core.planning.stages.pieces import CopyPolicy, RangeCosts, policy_from_plan
 from planner_core.planning.stages.rank_bound import RankBound, rank_bound
 from planner_core.planning.stages.tool_forms import FORMS, MOST_ZERO_OF_TOOLS
-from planner_core.search import SearchLimits, make_block_plans, search_roughly, search_within_budget
+from planner_core.search import SearchLimits, check_bound, make_block_plans, search_roughly, search_within_budget
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
 
@@ -431,6 +431,8 @@ class _StageSearch:
         for mixed in mixable.values():
             plan = plan_of_cut(d, planner, mixed, limit, is_even)
             if plan:
+                least_s = max(self.shared_s[d], self.rank_bound_s(d))
+                check_bound(plan.cost.step_time_s, least_s, f"a plan of {d.ranks} ranks with stages")
                 self.best, limit = (plan, planner, d), plan.cost.step_time_s
         return self.best is not best_before
 
