@@ -167,9 +167,8 @@ def _estimate_step_s(planner: Planner, problem: Problem, budget: float) -> float
         answer = search_within_budget(problem, budget=budget, limits=SearchLimits(prove=False))
         if answer.assignment is not None:
             assignment, bound = answer.assignment, answer.bound
-        elif (
-            answer.smallest is not None
-        ):  # no sum is within the budget, and a plan whose peak is holds hardly more than this one
+        elif answer.smallest is not None:
+            # No sum is within the budget, and a plan whose peak is holds hardly more than this one.
             assignment = answer.smallest
     host = host_seconds(make_block_plans(problem, assignment), planner.graph, problem.model)
     return max(bound, planner.workload.accumulate * (host.forward + host.backward) + host.step)
