@@ -35,6 +35,7 @@ from planner_core.search.network.parameters import (
     UseTraffic,
     WeightMoves,
     storage_cost,
+    traffic_cost,
     use_traffic,
     working_copy_bytes,
 )
@@ -296,13 +297,17 @@ class _Builder:
         """Add the factor of a weight and the group of a `form` that reads it."""
         counts_working_copy = value not in self.with_working_copy
         self.with_working_copy.add(value)
+        # Not where the group reads it: the 512 weights of the 128 experts of a layer stand in one group, and differ in their places alone.
+        taken = tuple((tuple(row[k].inputs[i] for row in s.rows), value in s.ops[k].saved) for k, i in uses)
+        weight = self.values[value].meta, self.values[value].grad, self.segments(value)
         reruns = tuple(s.ops[k].name in self.options.reruns for k, _ in uses)
         saved_share = self.options.saved_share if any(reruns) else 1.0
         at_ends = tuple(s.group.name in side for side in self.options.ends)
         make_factor = partial(self._weight_factor, s, index, value, uses, counts_working_copy)
         at_loss = self.options.counts_at_loss(s.group.name, len(uses))
-        key = form, tuple(uses), counts_working_copy, reruns, saved_share, at_ends, at_loss, *self._weight_key(value)
-        self._add_shared_factor(make_factor, (s.group.name, tensor_name(value)), "weight", *key)
+        counted = counts_working_copy, reruns, saved_share, at_ends, at_loss, *self._weight_key(value)
+        names = s.group.name, tensor_name(value)
+        self._add_shared_factor(make_factor, names, "weight", form, taken, weight, *counted)
 
     def _crossing_operands(self, s: GroupStrategy) -> dict[int, list[tuple[int, int]]]:
         """Return the crossing tensors that the group reads, with the positions (op, operand) where it reads them.
@@ -446,7 +451,9 @@ class _Builder:
             gathered |= use.gather > 0
             traffic = traffic + use
         allowed &= np.isfinite(traffic.gather) & np.isfinite(traffic.gather_for_backward) & np.isfinite(traffic.scatter)
-        cost = self._traffic_cost(traffic, allowed, s.group.name)
+        before_first, after_last = (s.group.name in side for side in self.options.ends)
+        repeats, micro_batches = self.options.repeats, self._micro_batches
+        cost = traffic_cost(traffic, allowed, before_first, after_last, repeats, micro_batches)
         # A weight that several groups read has one working copy, which the first of them counts.
         if counts_working_copy:
             working_bytes = np.where(allowed, working_copy_bytes(states, v.grad, gathered, self.model), 0.0)
@@ -478,21 +485,3 @@ class _Builder:
             total += (states.meta.num_bytes / parts)[:, None]
         regathered: Floats = np.where(gathered, total * self.options.saved_share, 0.0)
         return regathered
-
-    def _traffic_cost(self, traffic: UseTraffic, allowed: Bools, group: str) -> Floats:
-        """[component, row, state]: the cost of weight traffic at use. It overlaps with compute, but compute waits for it at the two
-        ends."""
-        cost, c = zero_costs(*allowed.shape), Component
-        before_first, after_last = (group in side for side in self.options.ends)
-        gather, gather_for_backward, scatter = np.where(
-            allowed, (traffic.gather, traffic.gather_for_backward, traffic.scatter), 0.0
-        )
-        cost[c.FORWARD], cost[c.BACKWARD] = np.where(allowed, (traffic.forward, traffic.backward), 0.0)
-        cost[c.FORWARD if before_first else c.FORWARD_TRAFFIC] += gather
-        cost[c.BACKWARD if before_first or after_last else c.BACKWARD_TRAFFIC] += gather_for_backward
-        cost[c.BACKWARD if before_first else c.BACKWARD_TRAFFIC] += scatter
-        cost[c.COMMUNICATION] = (gather + gather_for_backward + scatter) * self._micro_batches
-        if self.options.repeats > 1:  # nothing hides the first copy's gather and the last copy's reduction
-            # All copies have one table, so each bears its part: 32 copies bear 1/32 of the two ends each.
-            cost[c.STEP] = (gather + scatter) / self.options.repeats
-        return cost

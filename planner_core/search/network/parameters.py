@@ -157,6 +157,26 @@ def use_traffic(
     return UseTraffic(gather, gather if needed_in_backward else np.zeros_like(gather), scatter, forward, backward)
 
 
+def traffic_cost(
+    traffic: UseTraffic, allowed: Bools, before_first: bool, after_last: bool, repeats: int, micro_batches: int
+) -> Floats:
+    """[component, row, state]: the cost of weight traffic at use. It overlaps with compute, but compute waits for it at the two ends:
+    where the use is `before_first` or `after_last` of the units."""
+    cost, c = zero_costs(*allowed.shape), Component
+    gather, gather_for_backward, scatter = np.where(
+        allowed, (traffic.gather, traffic.gather_for_backward, traffic.scatter), 0.0
+    )
+    cost[c.FORWARD], cost[c.BACKWARD] = np.where(allowed, (traffic.forward, traffic.backward), 0.0)
+    cost[c.FORWARD if before_first else c.FORWARD_TRAFFIC] += gather
+    cost[c.BACKWARD if before_first or after_last else c.BACKWARD_TRAFFIC] += gather_for_backward
+    cost[c.BACKWARD if before_first else c.BACKWARD_TRAFFIC] += scatter
+    cost[c.COMMUNICATION] = (gather + gather_for_backward + scatter) * micro_batches
+    if repeats > 1:  # nothing hides the first copy's gather and the last copy's reduction
+        # All copies have one table, so each bears its part: 32 copies bear 1/32 of the two ends each.
+        cost[c.STEP] = (gather + scatter) / repeats
+    return cost
+
+
 def _local_bytes(
     states: TensorStates, consumed: list[Pair], form: int, item: int, index: Ints, model: CostModel
 ) -> Floats:
