@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from explorer.text import words
@@ -37,13 +37,9 @@ def compare_weights(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> l
     """
     placements = {name: words.placements_by_weight(plan) for name, plan in plans.items()}
     waits = {name: {} if plan.pipeline else waits_by_weight(plan, graphs[name]) for name, plan in plans.items()}
-    keys = dict.fromkeys(key for table in placements.values() for key in table)
-    copies: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-    for block, weight, prefix in keys:
-        cells = tuple(t.get((block, weight, prefix), words.WHOLE) for t in placements.values())
-        copies.setdefault((block, weight, cells), []).append(prefix)
+    keys = {key for table in placements.values() for key in table}
     rows = []
-    for (block, weight, cells), prefixes in copies.items():
+    for (block, weight, cells), prefixes in group_copies(list(placements.values())).items():
         sums = {n: sum(w.get((block, weight, p), 0.0) for p in prefixes) for n, w in waits.items()}
         name = join_name(glob_name(tuple(prefixes)), weight)
         same = len({_without_axis_name(cell, plan) for cell, plan in zip(cells, plans.values(), strict=True)}) == 1
@@ -52,6 +48,15 @@ def compare_weights(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> l
     # of a plan with stages no wait is known weight by weight: where a rank waits follows from the simulated step
     other_waits |= {name: plan.cost.exposed_comm_time_s for name, plan in plans.items() if plan.pipeline}
     return [*rows, WeightRow(NO_WEIGHT, 1, {}, other_waits, True)]
+
+
+def group_copies(tables: Sequence[Mapping[WeightKey, str]]) -> dict[tuple[str, str, tuple[str, ...]], list[str]]:
+    """Return (block, weight, its placement in each table) -> prefixes of the copies that are placed so; what a table lacks is whole."""
+    copies: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for block, weight, prefix in dict.fromkeys(key for table in tables for key in table):
+        cells = tuple(table.get((block, weight, prefix), words.WHOLE) for table in tables)
+        copies.setdefault((block, weight, cells), []).append(prefix)
+    return copies
 
 
 def _without_axis_name(cell: str, plan: Plan) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from explorer.address import settings
 from explorer.address.settings import SETTINGS, Unreadable
+from explorer.analysis.differences import group_copies
 from explorer.jobs.malloc_trim import trim_memory
 from explorer.text import units, words
 from planner_core.core import Cluster, NoPlanFits, Plan, divisors, glob_name, join_name
@@ -284,19 +285,15 @@ def _describe_change(old: float, new: float, unit: Any) -> tuple[str, bool | Non
 
 def moved_weights(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
     """Return (weight, placement before, after) of every weight that is placed otherwise; equal copies are one row."""
-    one, two = (
+    tables = [
         {
             at: cell if cell == words.WHOLE or before.mesh == after.mesh else f"{cell} of {plan.mesh}"
             for at, cell in words.placements_by_weight(plan).items()
         }
         for plan in (before, after)
-    )
-    copies: dict[tuple[str, str, str, str], list[str]] = {}
-    for block, weight, prefix in dict.fromkeys((*one, *two)):
-        cells = [t.get((block, weight, prefix), words.WHOLE) for t in (one, two)]
-        if cells[0] != cells[1]:
-            copies.setdefault((block, weight, cells[0], cells[1]), []).append(prefix)
+    ]
     return [
         (join_name(glob_name(tuple(p)), weight) + (f" ×{len(p)}" if len(p) > 1 else ""), old, new)
-        for (_, weight, old, new), p in copies.items()
+        for (_, weight, (old, new)), p in group_copies(tables).items()
+        if old != new
     ]

@@ -60,6 +60,7 @@ class Film:
 
 def _draw_cell(cell: Cell) -> str:
     """Draw the bodies of a cell, each from the first to the last stop at which it stands."""
+    # One group for a run of equal stops: most cells change once or twice in a film of many stops.
     runs: list[tuple[int, int, Drawing]] = []
     for stop, body in enumerate(cell.bodies):
         if body is None:

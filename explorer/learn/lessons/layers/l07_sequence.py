@@ -64,6 +64,7 @@ def split_loss(devices: int) -> dict[str, Any]:
     target = torch.randint(0, VOCAB, (TOKENS,), generator=gen)
     parts = logits.chunk(devices, dim=1)
     width = VOCAB // devices
+    # Without the maximum over all classes exp would overflow; it is the first of the three small messages of a token.
     top = torch.stack([p.max(1).values for p in parts]).max(0).values
     total = torch.stack([(p - top[:, None]).exp().sum(1) for p in parts]).sum(0)
     mine = torch.zeros(TOKENS, dtype=torch.float64)

@@ -64,6 +64,7 @@ def fsdp_step_s(learner: Learner) -> float:
 def expert_parallel_size(learner: Learner) -> int:
     """Return the number of GPUs that share the model's experts, each with as many; 1 where they cannot be dealt out evenly. At most as many
     as experts are drawn, whose loads the prices take."""
+    # An even share for each GPU: the number must divide the GPUs, the model's experts, and the loads that are drawn.
     return math.gcd(learner.cluster.num_gpus, learner.experts().count, EXPERTS)
 
 

@@ -63,6 +63,7 @@ def sent(layer: Layer, tokens: int, n: int) -> dict[str, float]:
     """Return the bytes that each of n GPUs sends forward in one layer for a text of `tokens`: keys and values round the ring; or queries,
     keys, values and results exchanged by heads."""
     heads, keys = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+    # Queries and results are as wide as all heads, keys and values as the fewer heads that they have.
     exchanged = (2 * heads + 2 * keys) * tokens * ITEM_BYTES
     return {
         "ring": (n - 1) * tokens // n * 2 * keys * ITEM_BYTES,

@@ -86,6 +86,7 @@ def ring_cost(layer: Layer, mesh: tuple[int, int], b1: float, b2: float) -> floa
 
 def ring_s(layer: Layer, tokens: int, mesh: tuple[int, int], b1: float, b2: float) -> float:
     """Return the seconds per step of a model's all_reduces in rings over two even networks of `b1` and `b2` bytes per second."""
+    # A ring of d GPUs sends 2 (d - 1) / d of a tensor that is cut over the other axis: 2 (d1 - 1) / (d1 d2) of the whole, or with d2.
     per_layer = 2 * tokens * ITEM_BYTES * summed_features(layer)[0] / (mesh[0] * mesh[1])
     return layer.layers * per_layer * ring_cost(layer, mesh, b1, b2)
 

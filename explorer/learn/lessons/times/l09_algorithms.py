@@ -75,6 +75,7 @@ def all_reduce_times(link: AxisLink, size: float) -> dict[str, float]:
 
 def collective_s(fixed_s: float, moved_s: float, curve: float) -> float:
     """Return the sum of latency, transfer, and the protocols between them, as the planner's collectives have it."""
+    # For messages between small and large NCCL's protocols reach neither the least latency nor the full rate.
     return fixed_s + moved_s + curve * math.sqrt(fixed_s * moved_s)
 
 

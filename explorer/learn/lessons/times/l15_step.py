@@ -263,6 +263,7 @@ def _closest_pair(learner: Learner, tokens: int) -> dict[str, Any] | None:
 
 def deciding_traffic_s(p: Phase) -> float:
     """Return the seconds of traffic beside a layer from which on the traffic is the longer side."""
+    # Beside t seconds of traffic a layer is busy for compute + waits + k t: t is longer from where both are equal.
     return (p.compute + p.waits) / (1 - p.contention)
 
 

@@ -51,6 +51,7 @@ def kept_per_parameter(stage: int, n: int) -> dict[str, float]:
 
 def sent_per_parameter(name: str, n: int, inner: int, micro_batches: int) -> float:
     """Return the bytes per parameter that one GPU sends in a step; `inner` are the GPUs that share weights under HSDP."""
+    # A gather, or a scatter of sums, sends (n - 1) / n of its tensor; an all_reduce is both. Weights are gathered forward and backward.
     part, m = (n - 1) / n, micro_batches
     if name == "HSDP":
         within, outer = (inner - 1) / inner, n // inner
