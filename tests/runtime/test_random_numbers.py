@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
 import planner_core as shardscope
 from planner_core.runtime.library import applied
+from planner_core.runtime.program.names import dropout
 from tests.corpus import chance, speech
 from tests.support.ranks import run_ranks
 
@@ -80,3 +84,21 @@ def test_what_is_computed_again_draws_the_same(tmp_path: Path) -> None:
     assert shardscope.load_plan(files[1]).workload["recompute"] == "full"
     for plain, again in run_ranks(_gradients, 2, (files,), timeout_s=200):
         assert all(torch.allclose(torch.tensor(plain[n]), torch.tensor(again[n]), rtol=1e-5, atol=1e-7) for n in plain)
+
+
+CHANNEL_DROPOUTS: dict[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "dropout1d": (1, lambda x: F.dropout1d(x, 0.5)),
+    "dropout2d": (2, lambda x: F.dropout2d(x, 0.5)),
+    "dropout3d": (3, lambda x: F.dropout3d(x, 0.5)),
+    "feature_dropout": (2, lambda x: torch.feature_dropout(x, 0.5, True)),
+}
+
+
+@pytest.mark.parametrize("kind", CHANNEL_DROPOUTS)
+def test_whole_channels_are_dropped_where_torch_drops_them(kind: str) -> None:
+    dims, of_torch = CHANNEL_DROPOUTS[kind]
+    x = torch.ones(8, 16, *[3] * dims)
+    for y in (of_torch(x), dropout(x, 0.5, 3, kind=kind)):
+        channels = y.flatten(2)
+        assert torch.equal(channels, channels[..., :1].expand_as(channels))
+        assert {*channels.unique().tolist()} == {0.0, 2.0}
