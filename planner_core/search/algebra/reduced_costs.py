@@ -201,15 +201,18 @@ class _Network:
         for k, (names, _) in enumerate(tables):
             for v in names:
                 tables_of[v].append(k)
-        least: dict[str, Floats] = {}
+        best: dict[str, int] = {}
+        lead: dict[str, float] = {}
         changed = set(tables_of)
         while len(states) < len(tables_of):
             for v in changed:
                 marginals = [_min_marginal(tables[k], (v,)) for k in tables_of[v]]
-                least[v] = sum(marginals[1:], marginals[0])
+                least = sum(marginals[1:], marginals[0])
+                best[v], lead[v] = int(least.argmin()), _lead(least)
             # The variable whose second best state is furthest from the best: it is the least in doubt.
-            v = max(least, key=lambda name: (_lead(least[name]), name))
-            states[v] = int(least.pop(v).argmin())
+            v = max(lead, key=lambda name: (lead[name], name))
+            del lead[v]
+            states[v] = best[v]
             for k in tables_of[v]:
                 (tables[k],) = fix_variables([tables[k]], {v: states[v]})
             changed = {o for k in tables_of[v] for o in tables[k][0]}
