@@ -34,6 +34,7 @@ from planner_core.planning.request import Request
 from planner_core.verification.api import scaled
 from planner_core.verification.build_models import gentle_initializer, materialise
 from tests.support.export_spec import DEEPSPEED, model_spec
+from tests.support.plans import planned as plan_once
 from tests.support.plans import pricer, searched, with_ample_memory
 from tests.support.ranks import run_ranks
 from tests.support.torchrun import run_script
@@ -49,7 +50,7 @@ OTHERS = [t for t in TARGETS if t not in ("json", "torchrun", "fsdp2", "accelera
 def planned(name: str, mesh: str = "2x8") -> dict[str, Plan]:
     # Room for all of them: a layout that fits nowhere is planned for its least memory, which is another plan.
     request = Request(name, cluster=with_ample_memory("2x8-h100"), mesh=mesh, memory_gb=1000)
-    return {p.name: p for p in plan_model(request).plans}
+    return {p.name: p for p in plan_once(request).plans}
 
 
 def consume(name: str, which: str, target: str, folder: Path) -> dict[str, Any]:

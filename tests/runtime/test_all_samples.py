@@ -98,6 +98,7 @@ def _sees_all_samples(report: shardscope.Result, plan: shardscope.Plan) -> bool:
 
 
 @pytest.mark.parametrize("how", HOW)
+@pytest.mark.slow(only=("flip", "cumsum", "sort", "halves"))
 def test_every_plan_sees_all_samples(how: str, tmp_path: Path) -> None:
     batches = [_batch(seed) for seed in range(3)]
     report = check_plans_train_alike(partial(_made, how), batches, tmp_path, chosen=_sees_all_samples)

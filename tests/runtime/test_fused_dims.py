@@ -106,6 +106,7 @@ def _made(kind: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.slow(only=("shared, in halves",))
 def test_every_plan_trains_as_one_process_does(kind: str, tmp_path: Path) -> None:
     drawn = torch.Generator().manual_seed(1)
     batch = torch.randn(8, WIDTH, generator=drawn), torch.randint(0, KINDS, (8,), generator=drawn)

@@ -75,6 +75,7 @@ def _alike(plans: list[Plan]) -> None:
         assert found["collectives"]["measured"]["backward"]["send_recv"]["count"] > 0
 
 
+@pytest.mark.slow
 def test_a_ring_of_four() -> None:
     """Groups of heads (Llama): each rank has two of eight blocks of queries, and sees keys of all."""
     _alike([in_a_ring("llama-gqa", (4,))])

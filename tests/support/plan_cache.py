@@ -48,7 +48,7 @@ def on_disk(work: Callable[Concatenate[Request, P], R]) -> Callable[Concatenate[
 
     @functools.wraps(work)
     def shared(request: Request, *args: P.args, **options: P.kwargs) -> R:
-        if request.model not in ZOO or "/" in repr(request):
+        if request.model not in ZOO or (isinstance(request.cluster, str) and "/" in request.cluster):
             return work(request, *args, **options)
         name = hashlib.sha256(repr((request, args, options)).encode()).hexdigest()[:20]
         path = _folder() / f"{work.__name__}-{name}"
