@@ -10,7 +10,7 @@ from explorer.analysis.step_parts import STATED_METHOD
 from explorer.text import recipe, units, words
 from planner_core.core import Plan
 from planner_core.cost.communication import sent_per_gpu
-from planner_core.planning import FASTEST, STAGES_PLAN_NAME, Choice, runs_on_stock_tools
+from planner_core.planning import FASTEST, LEAST_MEMORY_NAME, STAGES_PLAN_NAME, Choice, runs_on_stock_tools
 from planner_core.planning.methods import BASELINES, OF_MEGATRON
 
 MAX_LISTED = 5
@@ -41,7 +41,10 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     if not choice.fits:
         # Rows of other tools may need less, and fit.
         among = f" of those for {tool}" if tool and any(p.fits for p in plans.values()) else ""
-        descriptions = {recommended: f"needs the least memory{among}"}
+        smaller = names.get(LEAST_MEMORY_NAME)
+        kind = " of one stage" if smaller else ""
+        descriptions = {recommended: f"needs the least memory{among or kind}"}
+        descriptions |= {smaller: "pipeline stages need less"} if smaller else {}
     elif tool:
         descriptions = {recommended: f"recommended: {tool} runs it"}
     else:

@@ -140,7 +140,8 @@ def plan(
     Raises:
         InputError: An option, the model or the cluster cannot be used.
         CaptureError: The model's code cannot be recorded.
-        NoPlanFits: No plan fits `memory_gb`. The message says the least memory that any plan of one stage needs, and what fills it.
+        NoPlanFits: No plan fits `memory_gb`. The message says the least memory that any plan of one stage needs, what fills it, and what
+            stages take.
 
     Example:
         >>> result = shardscope.plan("llama-3-8b", cluster="2x8-h100", batch=16)

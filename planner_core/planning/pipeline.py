@@ -67,6 +67,7 @@ from planner_core.planning.stages import (
     StagedPlan,
     find_first_staged_plan,
     find_staged_plans,
+    find_stages_in_budget,
     may_use_stages,
 )
 from planner_core.planning.stages.answer import limit_gap_to_one_stage
@@ -91,7 +92,8 @@ class Draft:
     planners: Mapping[int, Planner] = field(default_factory=dict)
     """By the samples of a global micro-batch: the planner of each baseline with another number of micro-batches."""
     staged: tuple[StagedPlan, ...] = ()
-    """The best plan with pipeline stages, if it is quicker than the chosen one, after the best of those that Megatron-LM can be told."""
+    """The best plan with pipeline stages, if it is quicker than the chosen one, after the best of those that Megatron-LM can be told; where
+    no plan fits, one of less memory."""
 
     @property
     def for_tool(self) -> bool:
@@ -267,18 +269,14 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
         else note_small_batch(planner.workload.batch, planner.cluster.num_gpus, draft.request.accumulate or 1)
     )
     first = (uneven.note,) if uneven and chosen.fits else few
-    first = (*first, *_note_sizes_of_request(draft.request, draft.source, planner))
+    asked = draft.request
+    batch = asked.batch is None and planner.request.batch is not None
+    # A graph and example inputs have the tokens that they were made with.
+    seq = asked.seq is None and not isinstance(draft.source, Graph) and not has_own_inputs(asked.model)
+    first = (*first, *note_default_sizes(planner.workload, planner.cluster.num_gpus, batch=batch, seq=seq))
     notes = (*first, *draft.notes, *chosen_notes, *map(Note, sentences))
     # No later pass reads what was built for the search, which takes most of the memory.
     return replace(draft, notes=notes, planner=planner.changed()), f"{len(notes)} notes"
-
-
-def _note_sizes_of_request(asked: Request, source: GraphSource, planner: Planner) -> tuple[Note, ...]:
-    """Note the samples of a step and the tokens of a sample that a request left to the model and the cluster."""
-    batch = asked.batch is None and planner.request.batch is not None
-    # A graph and example inputs have the tokens that they were made with.
-    seq = asked.seq is None and not isinstance(source, Graph) and not has_own_inputs(asked.model)
-    return note_default_sizes(planner.workload, planner.cluster.num_gpus, batch=batch, seq=seq)
 
 
 def add_first_stages(draft: Draft) -> tuple[Draft, str]:
@@ -349,7 +347,10 @@ def plan_model(
             staged = find_first_staged_plan(request, plan, say, graph)
             show_first(staged.plan if staged else plan)
 
-    draft = replace(choose_step(first, graph, say, like, show), request=request)
+    try:
+        draft = replace(choose_step(first, graph, say, like, show), request=request)
+    except NoPlanFits as error:
+        draft, passes = _choose_stages_alone(request, error, graph, say), {}
     for name, apply_pass in passes.items():
         draft, reason = apply_pass(draft)
         draft = replace(draft, reasons={**draft.reasons, name: reason})
@@ -368,14 +369,22 @@ def plan_model(
     return _append_staged(result, ((one.plan, one.planner) for one in draft.staged))
 
 
+def _choose_stages_alone(request: Request, error: NoPlanFits, graph: GraphSource, say: Progress) -> Draft:
+    """Return the draft of a stated budget that stages alone fit. Raises the error, with what stages take, if they do not fit either."""
+    staged, found = find_stages_in_budget(request, error, say, graph)
+    assert error.nearest is not None
+    asked = replace(request, batch=error.nearest.workload["batch"], accumulate=error.nearest.accumulate)
+    planner = prepare_planner(asked, graph(asked) if callable(graph) else None)
+    return Draft(request, graph, planner, error.nearest, say, reasons={STAGES: found}, staged=staged)
+
+
 def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Result:
     """Return the result with plans with stages as its last ones, in place of those before, and with the planners of their numbers of
     micro-batches."""
     added = tuple(staged)
     plans = [plan for plan in result.plans if plan.name not in STAGED_NAMES]
-    if (
-        added and result.staged is None
-    ):  # "at most 15 % above the best there is" would be untrue beside a plan of a quarter of its step
+    if result.staged is None and any(plan.fits for plan, _ in added):
+        # "at most 15 % above the best there is" would be untrue beside a plan of a quarter of its step.
         # Nor does "does not fit" hold of an answer that fits: it stands with the plan of one stage, whose note it is.
         unfit_notes = result.searched.notes if not result.searched.fits else ()
         result = replace(result, notes=tuple(note for note in result.notes if note not in unfit_notes))

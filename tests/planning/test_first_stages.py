@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import Plan
+from planner_core.core import NoPlanFits, Plan
 from planner_core.planning import FIRST_PASSES, Request, add_stages, plan_model
-from planner_core.planning.analysis.reporting import first_plan_text
+from planner_core.planning.analysis.reporting import first_plan_text, plan_report, text
 from planner_core.planning.pipeline import PASSES
 from planner_core.planning.stages import STAGES_PLAN_NAME, answer
 from planner_core.planning.stages.degrees import FIRST_SEARCH, WHOLE_SEARCH
@@ -61,3 +61,19 @@ def test_the_whole_search_begins_as_the_first_one() -> None:
     """So it is never worse: each search ends before all degrees are tried, and another order might miss a plan that was shown."""
     assert WHOLE_SEARCH[: len(FIRST_SEARCH)] == FIRST_SEARCH
     assert WHOLE_SEARCH[-1].least_gain == 1 and not WHOLE_SEARCH[-1].samples
+
+
+def test_stages_that_fit_a_budget_are_the_answer_where_no_plan_of_one_stage_fits() -> None:
+    """`--for megatron --memory-gb 20` was refused, where two stages fit; a budget that stages do not fit either says what they take."""
+    asked = Request("llama-3-70b", cluster="2x8-h100", batch=16, seq=1024, layers=8, tool="megatron", accumulate=None)
+    asked = replace(asked, recompute="full", memory_gb=12)
+    for passes in (PASSES, FIRST_PASSES):
+        result = plan_model(asked, passes=passes)
+        assert result.staged is not None and result.recommended is result.staged and result.staged.fits
+        assert result.staged.cost.memory_bytes["peak"] <= 12e9 < result.best.cost.memory_bytes["peak"]
+        assert not result.best.fits and result.reasons == {"stages": "stages are quicker"}
+        assert plan_report(result)["choice"]["recommended"] == STAGES_PLAN_NAME and text(result)
+    with pytest.raises(
+        NoPlanFits, match=r"no plan with stages that fits was found; .* stages of .* take .* GiB, where"
+    ):
+        plan_model(replace(asked, memory_gb=4))

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from explorer.analysis.shortlist import shortlist
 from planner_core.core import Pipeline, option_switch
-from planner_core.planning import Request, Result, plan_model, prepare_planner
+from planner_core.planning import LEAST_MEMORY_NAME, Request, Result, plan_model, prepare_planner
 from planner_core.planning.analysis.legend import describe_fullest_ranks
 from planner_core.planning.analysis.reporting import first_plan_text, plan_summary, text
 from planner_core.planning.methods import parse_layout
@@ -56,10 +57,17 @@ def test_stages_of_less_memory_are_told_where_no_plan_fits() -> None:
     asked = Request("llama-3-70b", cluster="4x8-a100:nodes=2,gpus=4,inter=25", batch=64, seq=4096, recompute="auto")
     found = plan_model(replace(asked, accumulate=None))
     (told,) = re.findall(
-        r"; 2 stages of .* take ([0-9.]+) GiB, where least memory takes ([0-9.]+)$", found.reasons["stages"]
+        r"; 2 stages of .* take ([0-9.]+) GiB, where one stage takes ([0-9.]+)$", found.reasons["stages"]
     )
     assert not found.best.fits and float(told[0]) < 0.85 * float(told[1])
     assert float(told[1]) == pytest.approx(found.best.cost.memory_bytes["peak"] / 2**30, abs=0.1)
+    row = found.plans[-1]
+    assert row.name == LEAST_MEMORY_NAME and not row.fits and row.pipeline and found.staged is None
+    assert row.cost.memory_bytes["peak"] / 2**30 == pytest.approx(float(told[0]), abs=0.1)
+    assert not found.choice.fits and found.recommended is found.best and found.best.notes[0] in found.notes
+    listed = {one.name: one.what for one in shortlist({p.name: p for p in found.plans}, found.choice, "")}
+    assert listed[found.best.name].startswith("needs the least memory of one stage")
+    assert listed[LEAST_MEMORY_NAME].startswith("pipeline stages need less, does not fit")
 
 
 def test_the_rank_that_decides_the_memory_is_named() -> None:

@@ -105,6 +105,7 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
             refused.sentence if refused else "no plan fits",
             needed_bytes=refused.needed_bytes if refused else 0,
             describe_memory=refused.describe_memory if refused else None,
+            nearest=refused.nearest if refused else None,
         )
     planner, plan = min(candidates, key=lambda c: c[1].preference)
     planner = replace_request(planner, tool=request.tool)

@@ -11,6 +11,7 @@ from planner_core.core import (
     Cluster,
     Graph,
     InputError,
+    NoPlanFits,
     Note,
     NoteKind,
     Plan,
@@ -24,7 +25,7 @@ from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.methods import BASELINES, EXACT, megatron_fault, tool_term
 from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
+from planner_core.planning.stages.cuts import LEAST_MEMORY_NAME, STAGES_PLAN_NAME
 from planner_core.planning.stages.degrees import FIRST_SEARCH, WHOLE_SEARCH, Breadth
 from planner_core.planning.stages.estimates import least_compute_s
 from planner_core.planning.stages.search import StagedPlan, find_smallest_stages, search_stages
@@ -33,7 +34,7 @@ from planner_core.search import describe_excess
 
 STOCK_TOOL, STOCK_PLAN_NAME = "megatron", "Megatron-LM with stages"
 """The tool whose best plan with stages stands beside the best of all, and the name of that plan."""
-STAGED_NAMES = (STAGES_PLAN_NAME, STOCK_PLAN_NAME)
+STAGED_NAMES = (STAGES_PLAN_NAME, STOCK_PLAN_NAME, LEAST_MEMORY_NAME)
 """The names of the plans that a search of stages adds to an answer."""
 
 
@@ -48,11 +49,28 @@ def find_staged_plans(
     """Find the best plan with stages for the same samples a step, after the best of those that a stock tool can be told.
 
     The best of all is the last (docs/CONTRACT.md). There are none unless stages are quicker than the `chosen` plan of one stage. The
-    sentence says so, or whether one of the `shown` plans is; where no plan fits, also what stages take that take less memory. `like`: the
-    planner of the chosen plan, whose graphs are reused."""
+    sentence says so, or whether one of the `shown` plans is. Where no plan fits, there is one with stages that does not fit either, if one
+    was found that takes less memory. `like`: the planner of the chosen plan, whose graphs are reused."""
     if staged := _list_staged_plans(request, chosen, say, source, like):
         return staged, "stages are quicker"
-    return (), why_no_stages(chosen, shown) + _describe_smallest_stages(request, chosen, say, source, like)
+    found = why_no_stages(chosen, shown)
+    smallest = None if chosen.fits else _find_smallest(request, chosen, say, source, like)
+    if smallest is None:
+        return (), found
+    found = f"{found}; {smallest.plan.notes[0]}"
+    return ((smallest,) if _peak_gib(smallest.plan) < _peak_gib(chosen) else ()), found
+
+
+def find_stages_in_budget(
+    request: Request, error: NoPlanFits, say: Progress, source: GraphSource
+) -> tuple[tuple[StagedPlan, ...], str]:
+    """Find plans with stages in a stated budget that no plan of one stage fits. Raises the error, with what stages take, if none fits."""
+    if error.nearest is None or not may_use_stages(request, load_cluster(request.cluster), source):
+        raise error
+    staged, found = find_staged_plans(request, error.nearest, (), say, source)
+    if not any(one.plan.fits for one in staged):
+        raise error.with_more(found)
+    return staged, found
 
 
 def find_first_staged_plan(
@@ -102,17 +120,23 @@ def _list_staged_plans(
     )
 
 
-def _describe_smallest_stages(
+def _find_smallest(
     request: Request, chosen: Plan, say: Progress, source: GraphSource, like: Planner | None
-) -> str:
-    """Say where no plan fits what a plan with stages takes, if one was found that takes less than the `chosen` plan."""
-    prepared = None if chosen.fits else _prepare_search(request, chosen, source, like)
+) -> StagedPlan | None:
+    """Find a plan with stages of little memory where no plan fits. Its note says what it takes beside the `chosen` plan."""
+    prepared = _prepare_search(request, chosen, source, like)
     smallest = find_smallest_stages(prepared[0], say, prepared[1]) if prepared else None
-    if smallest is None or smallest.pipeline is None:
-        return ""
-    least, shown = (plan.cost.memory_bytes["peak"] / 2**30 for plan in (smallest, chosen))
-    stages = f"{smallest.pipeline.ranks} stages of {smallest.mesh} with micro-batches of one sample"
-    return f"; {stages} take {least:.1f} GiB, where {chosen.name} takes {shown:.1f}" if least < shown else ""
+    if smallest is None or smallest.plan.pipeline is None:
+        return None
+    plan = smallest.plan
+    stages = f"{smallest.plan.pipeline.ranks} stages of {plan.mesh} with micro-batches of one sample"
+    takes = f"{stages} take {_peak_gib(plan):.1f} GiB, where one stage takes {_peak_gib(chosen):.1f}"
+    note = Note(takes, NoteKind.SHORTAGE)
+    return replace(smallest, plan=replace(plan, name=LEAST_MEMORY_NAME, fits=False, notes=(note,)))
+
+
+def _peak_gib(plan: Plan) -> float:
+    return plan.cost.memory_bytes["peak"] / 2**30
 
 
 def why_no_stages(chosen: Plan, shown: Iterable[Plan]) -> str:

@@ -31,6 +31,8 @@ from planner_core.search.algebra import StageOption, best_partition
 
 STAGES_PLAN_NAME = "stages"
 """The name of the best plan with pipeline stages."""
+LEAST_MEMORY_NAME = "least memory with stages"
+"""The name of a plan with stages that does not fit, where no plan does."""
 MAX_REPAIRS = 4
 """Searches of one cut, each with less memory than the one before."""
 MOST_ABOVE_WALK = 0.01

@@ -101,7 +101,7 @@ def search_stages(
 
 def find_smallest_stages(
     planner: Planner, say: Progress = lambda text: None, load_graph: Callable[[Request], Graph] | None = None
-) -> Plan | None:
+) -> StagedPlan | None:
     """Return a plan with stages of little memory, for an answer where none fits; None if the model has none."""
     return _StageSearch(planner, say, load_graph, None).find_smallest()
 
@@ -178,19 +178,19 @@ class _StageSearch:
         plan, planner, _ = self.best
         return StagedPlan(plan, planner, self.least_step_s(plan.cost.step_time_s))
 
-    def find_smallest(self) -> Plan | None:
+    def find_smallest(self) -> StagedPlan | None:
         """Return the plan of least memory among those of the fewest and of the most ranks: of one sample at once, all recomputed, with the
         most tensor ranks and the highest ZeRO stage."""
         ones = [d for d in self.degrees if d.samples == d.virtual == 1]
         most = [d for d in ones if d.tensor == max(other.tensor for other in ones)]
         # Few ranks share the states of embedding and head among more GPUs, many hold fewer whole weights where no data rank shards them.
-        requested, plans = self.first.request.recompute, []
+        requested, found = self.first.request.recompute, list[StagedPlan]()
         for d in dict.fromkeys(replace(d, zero=self.estimates.zero_stages[-1]) for d in (*most[:1], *most[-1:])):
             self.say(Sentence(f"the least memory of {d.ranks} stages, each on ", d.mesh.term))
             problem = self.problem(d, STRONG_RECOMPUTATIONS[-1] if requested == "auto" else requested, uniform=True)
             if (planner := self.planner(d)) and problem and (plan := plan_of_least_memory(d, planner, problem)):
-                plans.append(plan)
-        return min(plans, key=lambda plan: plan.cost.memory_bytes["peak"], default=None)
+                found.append(StagedPlan(plan, planner, 0.0))
+        return min(found, key=lambda one: one.plan.cost.memory_bytes["peak"], default=None)
 
     def find_micro_batches(self, candidates: list[PipelineDegrees]) -> None:
         """Find what a micro-batch takes, by one search without a budget for all degrees with the same work."""

@@ -148,6 +148,9 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem, bo
     objective = planner.objective()
     plan = planner.plan(problem, smallest, "least memory", planner.request.method, objective)
     first, *rest = note_shortage(plan, planner, at_least)
+    shortage = replace(first, sentence=Sentence("does not fit: ", first.sentence))
+    known = bound if bound < float("inf") else None
+    unfit = replace(plan, fits=False, optimal=False, bound=known, notes=(shortage, *rest))
     if planner.request.memory_gb is not None:
         peak = plan.cost.memory_bytes["peak"]
         helps: list[str | Term] = ["more GPUs", Sentence("a smaller ", named("batch"))]
@@ -163,7 +166,5 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem, bo
             *helps, last = helps
         filled = partial(describe_memory, plan, planner.graph, planner.budget)
         message = ("no plan fits: ", short, "; use ", Sentence.from_list(", ", helps), " or ", last)
-        raise NoPlanFits(*message, needed_bytes=peak, bound=bound, describe_memory=filled)
-    shortage = replace(first, sentence=Sentence("does not fit: ", first.sentence))
-    known = bound if bound < float("inf") else None
-    return replace(plan, fits=False, optimal=False, bound=known, notes=(shortage, *rest))
+        raise NoPlanFits(*message, needed_bytes=peak, bound=bound, describe_memory=filled, nearest=unfit)
+    return unfit
