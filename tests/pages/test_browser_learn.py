@@ -54,7 +54,8 @@ class Visit:
 
     def drawn_anew(self, old: str) -> None:
         """Wait until the picture is another one."""
-        self.page.wait_for_function("old => document.querySelector('.lesson').innerHTML !== old", arg=old)
+        picture = self.page.locator(".lesson").element_handle()
+        self.page.wait_for_function("([picture, old]) => picture.innerHTML !== old", arg=[picture, old])
 
     def press(self, name: str) -> None:
         self.page.get_by_role("button", name=name, exact=True).click()
