@@ -53,7 +53,7 @@ def test_snippets_print_the_numbers_of_the_pictures(tmp_path: Path) -> None:
     ring = l04_collectives.run_ring(4)
     assert f"sent {len(ring) - 1} chunks and holds {ring[-1]['data'][0].tolist()}" in printed(LESSONS[3], tmp_path)
     six = numbers(6)
-    dealt = f"query heads 32 / 4 = {six['per_device']:g} each, key-value heads 8 / 4 = {six['kv'] / 4:g} each"
+    dealt = f"query heads 32 / 4 = {six['heads'] / 4:g} each, key-value heads 8 / 4 = {six['kv'] / 4:g} each"
     assert dealt in printed(LESSONS[5], tmp_path)
     seven, text = numbers(7), printed(LESSONS[6], tmp_path)
     assert f"loss {seven['loss']:.4f}, on one GPU {seven['loss']:.4f}" in text
