@@ -44,7 +44,7 @@ from planner_core.planning.fitting.host_waits import (
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
 from planner_core.planning.fitting.micro_batch_size import choose_for_micro_batch_size, keep_micro_batch_size
-from planner_core.planning.fitting.micro_batches import choose_micro_batches
+from planner_core.planning.fitting.micro_batches import ShowFirst, choose_micro_batches
 from planner_core.planning.fitting.shortage import (
     find_uneven_batch,
     note_memory,
@@ -117,7 +117,7 @@ def choose_step(
     graph: GraphSource,
     say: Progress,
     like: Planner | None = None,
-    show_first: Callable[[Plan], None] = lambda plan: None,
+    show_first: ShowFirst = lambda planner, plan: None,
 ) -> Draft:
     """Return the planner and the best plan on meshes of two axes: the number of micro-batches, the mesh, what is recomputed, and every
     placement. `like`: an earlier planner of the same model, whose graphs serve again. `show_first` gets the first plan that is known.
@@ -128,12 +128,12 @@ def choose_step(
     try:
         if request.micro_batch is not None:
             planner, chosen = choose_for_micro_batch_size(request, graph, say)
-            show_first(chosen)
+            show_first(planner, chosen)
         elif request.bounding_tool is None:
             planner, chosen = choose_micro_batches(request, graph, say, like=like, show_first=show_first)
         else:
             planner, chosen, notes = choose_for_tool(request, graph, say)
-            show_first(chosen)
+            show_first(planner, chosen)
         if request.bounding_tool is None:
             planner, chosen = choose_shortest_step(request, graph, planner, chosen, say)
     except NoPlanFits as error:
@@ -342,9 +342,9 @@ def plan_model(
     first = request if show_first is None else replace(request, prove=False)
     say = progress or (lambda text: None)
 
-    def show(plan: Plan) -> None:
+    def show(planner: Planner, plan: Plan) -> None:
         if show_first is not None:
-            staged = find_first_staged_plan(request, plan, say, graph)
+            staged = find_first_staged_plan(request, plan, say, graph, planner)
             show_first(staged.plan if staged else plan)
 
     try:

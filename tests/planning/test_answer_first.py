@@ -190,6 +190,10 @@ def test_the_first_plan_does_not_wait_for_the_search_to_the_end(monkeypatch: pyt
     assert result.best.cost.gpu_time_s <= first.cost.gpu_time_s * (1 + 1e-6)
 
 
+def _note_plan(events: list[object]) -> Callable[[Planner, Plan], None]:
+    return lambda _, plan: events.append(plan)
+
+
 def test_where_nothing_can_fit_the_first_number_says_so() -> None:
     """The last number of micro-batches needs another capture of most models, so the plan that is shown does not wait for it."""
     events: list[object] = []
@@ -199,7 +203,7 @@ def test_where_nothing_can_fit_the_first_number_says_so() -> None:
         events.append(planner.workload.accumulate)
         return choose_mesh(planner, *args, **options)
 
-    micro_batches.choose_micro_batches(request, None, lambda text: None, search=search, show_first=events.append)
+    micro_batches.choose_micro_batches(request, None, lambda text: None, search=search, show_first=_note_plan(events))
     first, plan, *more = events
     assert first == 1 and isinstance(plan, Plan) and not plan.fits
     assert more and all(isinstance(number, int) for number in more), "one plan is shown"
@@ -216,7 +220,11 @@ def test_where_states_hardly_fit_the_first_mesh_says_that_nothing_fits_so_far() 
 
     with pytest.raises(KeyboardInterrupt):
         micro_batches.choose_micro_batches(
-            request, None, lambda text: None, search=search, show_first=_note_and_stop(events)
+            request,
+            None,
+            lambda text: None,
+            search=search,
+            show_first=lambda _, plan: _note_and_stop(events)(plan),
         )
     searched, plan = events
     assert searched == (2, 1) and isinstance(plan, Plan) and not plan.fits
@@ -233,7 +241,7 @@ def test_a_good_plan_is_shown_before_other_numbers_are_searched() -> None:
         return choose_mesh(planner, *args, **options)
 
     _, plan = micro_batches.choose_micro_batches(
-        request, None, lambda text: None, search=search, show_first=events.append
+        request, None, lambda text: None, search=search, show_first=_note_plan(events)
     )
     (place,) = (k for k, event in enumerate(events) if isinstance(event, Plan))
     first = events[place]
@@ -255,7 +263,7 @@ def test_a_good_plan_is_shown_before_other_meshes_are_searched() -> None:
         return choose_mesh(planner, options, *args, **limits)
 
     _, plan = micro_batches.choose_micro_batches(
-        request, None, lambda text: None, search=search, show_first=events.append
+        request, None, lambda text: None, search=search, show_first=_note_plan(events)
     )
     (place,) = (k for k, event in enumerate(events) if isinstance(event, Plan))
     first = events[place]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from planner_core.core import NoPlanFits, Plan
 from planner_core.planning import FIRST_PASSES, Request, add_stages, plan_model
 from planner_core.planning.analysis.reporting import first_plan_text, plan_report, text
 from planner_core.planning.pipeline import PASSES
+from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.stages import STAGES_PLAN_NAME, answer
 from planner_core.planning.stages.degrees import FIRST_SEARCH, WHOLE_SEARCH
 
@@ -31,6 +33,19 @@ def test_the_first_plan_has_stages_where_they_are_much_quicker() -> None:
     said = first_plan_text(first, FEW_SAMPLES)
     assert said.startswith("first plan: 2 x (") and "where the best plan of one stage takes" in said
     assert said.endswith("and stages follow")
+
+
+def test_stages_of_the_first_plan_share_the_graphs_of_its_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A T5 of 2 x 1 001 layers was captured a second time for them, which took 5 s before its first plan."""
+    earlier: list[Planner | None] = []
+
+    def prepare(*args: Any, like: Planner | None = None, **options: Any) -> Planner:
+        earlier.append(like)
+        return prepare_planner(*args, like=like, **options)
+
+    monkeypatch.setattr(answer, "prepare_planner", prepare)
+    plan_model(FEW_SAMPLES, show_first=lambda plan: None, passes={})
+    assert earlier and None not in earlier
 
 
 def test_the_answer_before_the_whole_search_recommends_stages(monkeypatch: pytest.MonkeyPatch) -> None:

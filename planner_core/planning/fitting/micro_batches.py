@@ -54,6 +54,8 @@ from planner_core.search import (
     search_roughly,
 )
 
+ShowFirst = Callable[[Planner, Plan], None]
+"""Gets a first plan, and a planner of its model whose graphs serve again."""
 GOOD_GAP = 0.4
 """A plan at most this share above its bound is shown before the other numbers are looked at."""
 MOST_BETWEEN = 3
@@ -72,7 +74,7 @@ def choose_micro_batches(
     search: MeshSearch = choose_mesh,
     effort: Effort | None = None,
     like: Planner | None = None,
-    show_first: Callable[[Plan], None] = lambda plan: None,
+    show_first: ShowFirst = lambda planner, plan: None,
 ) -> tuple[Planner, Plan]:
     """Return the planner of the best number of micro-batches, and its plan; if nothing fits, the plan of least memory.
 
@@ -93,11 +95,9 @@ class _MicroBatchSearch:
     `best`: the best plan that fits. `free`: the best plan of any memory of a number, where it fits: no multiple of that number is better.
     """
 
-    def __init__(
-        self, numbers: MicroBatchNumbers, search: MeshSearch, say: Progress, show_first: Callable[[Plan], None]
-    ) -> None:
+    def __init__(self, numbers: MicroBatchNumbers, search: MeshSearch, say: Progress, show_first: ShowFirst) -> None:
         self.numbers, self.search, self.say = numbers, search, say
-        self._show_first: Callable[[Plan], None] | None = show_first
+        self._show_first: ShowFirst | None = show_first
         self.best: tuple[Planner, Plan] | None = None
         self.free: tuple[Planner, Plan] | None = None
         self.seen: list[MicroBatchCandidate] = []
@@ -123,7 +123,7 @@ class _MicroBatchSearch:
     def show(self, plan: Plan) -> None:
         """Show a plan, unless one was shown already."""
         if self._show_first is not None:
-            self._show_first(plan)
+            self._show_first(self.numbers.first, plan)
         self._show_first = None
 
     def show_if_good(self, plan: Plan) -> None:
