@@ -159,7 +159,7 @@ def parse_query(params: Mapping[str, str]) -> tuple[dict[str, Value], list[str]]
     """Return every setting (its default where absent), and a sentence for each text that cannot be read."""
     values = {key: s.default for key, s in SETTINGS.items()}
     problems = []
-    for key, text in _with_size_apart(params).items():
+    for key, text in _with_changes_apart(params).items():
         if key not in SETTINGS:
             continue
         try:
@@ -171,13 +171,18 @@ def parse_query(params: Mapping[str, str]) -> tuple[dict[str, Value], list[str]]
     return values, problems
 
 
-def _with_size_apart(params: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the texts with a known cluster in another size, which all other doors accept, as its changes: 4x8-h100 as nodes=4."""
+def _with_changes_apart(params: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the texts with a known cluster's size and changes, which all other doors accept, as values of their own: 4x8-h100:inter=10
+    as nodes=4 and inter=10 of 2x8-h100."""
+    name, *rest = params.get("cluster", "").split(":", 1)
+    changes = dict(text.partition("=")[::2] for text in ",".join(rest).split(",") if text)
     try:
-        known, changes = split_size(params.get("cluster", ""))
+        known, size = split_size(name)
     except InputError:  # the name is refused as it stands
         return params
-    return {**changes, **params, "cluster": known} if changes else params
+    if not changes.keys() <= set(CLUSTER_KEYS) or not (size or changes):
+        return params
+    return {**size, **changes, **params, "cluster": known}
 
 
 def _shorten(text: str) -> str:

@@ -47,6 +47,8 @@ def test_an_own_cluster_is_planned_on_by_its_name_in_the_address(name: str) -> N
         ({"cluster": "4x8-h100"}, {"nodes": "4"}),
         ({"cluster": "3x4-h100"}, {"nodes": "3", "gpus": "4", "inter": "200"}),
         ({"cluster": "4x8-h100", "nodes": "5", "inter": "100"}, {"nodes": "5", "inter": "100"}),
+        ({"cluster": "8x8-h100:inter=12.5"}, {"cluster": "8x8-h100", "inter": "12.5"}),
+        ({"cluster": "4x8-h100:inter=10,gpu=h200-sxm"}, {"nodes": "4", "inter": "10", "gpu": "h200-sxm"}),
     ],
 )
 def test_a_known_cluster_in_another_size_is_read(stated: dict[str, str], settings_: dict[str, str]) -> None:
@@ -58,7 +60,7 @@ def test_a_known_cluster_in_another_size_is_read(stated: dict[str, str], setting
     assert load_cluster(settings.cluster_spec(values)).levels == other.levels
 
 
-@pytest.mark.parametrize("name_", ["4x8-abacus", "0x8-h100", "99999x99999-h100"])
+@pytest.mark.parametrize("name_", ["4x8-abacus", "0x8-h100", "99999x99999-h100", "8x8-h100:speed=9", "2x8-h100:"])
 def test_a_size_that_no_cluster_has_is_refused(name_: str) -> None:
     values, problems = settings.parse_query({"cluster": name_})
     assert len(problems) == 1 and "is not a known cluster" in problems[0] and values["cluster"] == "2x8-h100"
