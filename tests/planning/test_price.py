@@ -408,7 +408,8 @@ def test_a_capture_is_asked_for_once() -> None:
 
     own = Pricer("llama-3-8b", load_cluster("2x8-h100"), load=load)
     price_statement(own, stated("fsdp=16", micro_batch=2, seq=512))
-    assert sorted(asked) == [16, 32, 64]
+    # Two samples: those of one data-parallel rank beside the tensor ranks of a node and a stage on each node.
+    assert sorted(asked) == [2, 16, 32, 64]
 
 
 @pytest.mark.parametrize(

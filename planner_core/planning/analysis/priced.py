@@ -129,7 +129,7 @@ def _name_best(plan: Plan, cluster: Cluster) -> str:
     are searched by `plan` alone."""
     if not plan.fits:
         return "needs least"
-    return "best" if cluster.is_one_node else "best of one stage"
+    return "best of one stage" if plan.pipeline is None and not cluster.is_one_node else "best"
 
 
 def _describe_choices(best: Plan, cluster: Cluster) -> str:

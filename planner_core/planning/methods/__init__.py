@@ -16,6 +16,7 @@ from planner_core.planning.methods.layout import (
     PEERS_TYPES,
     Layout,
     check_layout,
+    list_schedules,
     note_schedule,
     parse_layout,
 )

@@ -413,9 +413,14 @@ SCHEDULES_OF_STACKS = {
 the gradients of weights apart from those of inputs."""
 
 
+def list_schedules(stack: str | None) -> tuple[str, ...]:
+    """List the schedules of stages that a stack runs."""
+    return SCHEDULES_OF_STACKS.get(stack or USUAL_STACK, SCHEDULES)
+
+
 def note_schedule(layout: Layout, stack: str | None) -> tuple[str, ...]:
     """Return a sentence about stages that are priced, but that the stated stack does not run."""
-    runs = SCHEDULES_OF_STACKS.get(stack or USUAL_STACK, SCHEDULES)
+    runs = list_schedules(stack)
     if layout.pp == 1 or not layout.schedule or layout.schedule in runs:
         return ()
     runner = f"{stack} runs" if stack and stack != USUAL_STACK else "apply and the exported script run"

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from planner_core.core import Plan, PlannerError, Sentence, named
-from planner_core.planning.methods import CP_TYPES, TOOLS, Layout, list_switches
+from planner_core.core import Cluster, Plan, PlannerError, Sentence, named
+from planner_core.planning.methods import CP_TYPES, TOOLS, Layout, list_schedules, list_switches
 from planner_core.planning.pricing.price import Pricer
 from planner_core.planning.pricing.statement import Statement
+from planner_core.planning.stages import FORMS, may_gain_much
 
 MIN_GAIN = 0.01
 """The least gain in tokens per second of a suggestion, as a share."""
@@ -47,7 +48,9 @@ def find_suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Sugg
     helpful = []
     # A kernel without a measured rate on this GPU has no price that could be compared.
     kernels = {rate.kernel for rate in pricer.cluster.gpu.attention.rates}
-    for change, other in list_changes(stated, pricer.cluster.levels[0].size, kernels):
+    changes = list_changes(stated, pricer.cluster.levels[0].size, kernels)
+    staged = _stage_changes(stated, pricer.cluster) if may_gain_much(plan) else ()
+    for change, other in (*changes, *staged):
         pricer.say(change)
         try:
             changed = pricer.plan(other)
@@ -156,6 +159,31 @@ def _describe_states(layout: Layout) -> str:
     else:
         name = "HSDP, sharded inside a node" if layout.dp > 1 else "FSDP over all ranks"
     return f"{name} ({layout})"
+
+
+def _stage_changes(stated: Statement, cluster: Cluster) -> Iterator[tuple[str, Statement]]:
+    """As many pipeline stages as nodes, so that the links between nodes carry activations alone: with the stated tensor ranks or with those
+    of a node, and with one or two stages a rank."""
+    layout, node = stated.layout, cluster.levels[0].size
+    nodes = cluster.num_gpus // node
+    if nodes == 1 or layout.pp > 1 or (stated.stack in TOOLS and stated.stack not in FORMS):
+        return
+    for tp in dict.fromkeys((layout.tp, max(1, node // layout.cp))):
+        data = layout.num_gpus // (nodes * tp * layout.cp)
+        staged = replace(layout, dp=data, fsdp=1, tp=tp, sp=layout.sp or tp > layout.tp, pp=nodes)
+        if data == 0 or staged.num_gpus != layout.num_gpus:
+            continue
+        # Sharded weights would be gathered in every micro-batch, of which stages have many.
+        staged = replace(staged, zero=1 if data * layout.cp > 1 else 0)
+        # Fewer data-parallel ranks compute more micro-batches, which keep the samples of a step.
+        count, rest = divmod(stated.batch, stated.micro_batch * data)
+        for vp in (1, 2) if "interleaved" in list_schedules(stated.stack) else (1,):
+            other = replace(staged, vp=vp)
+            if rest == 0:
+                yield (
+                    f"pp={nodes} ({other}), micro-batch {stated.micro_batch}, {count} of them",
+                    stated.but(layout=other, accumulate=count),
+                )
 
 
 def _tensor_changes(stated: Statement) -> Iterator[tuple[str, Statement]]:

@@ -18,8 +18,10 @@ from planner_core.planning.stages.answer import (
     find_first_staged_plan,
     find_staged_plans,
     find_stages_in_budget,
+    may_gain_much,
     may_use_stages,
 )
 from planner_core.planning.stages.cuts import LEAST_MEMORY_NAME, STAGES_PLAN_NAME
 from planner_core.planning.stages.search import StagedPlan, search_stages
+from planner_core.planning.stages.tool_forms import FORMS
 from planner_core.planning.stages.trace import stage_trace

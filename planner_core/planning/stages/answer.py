@@ -81,10 +81,7 @@ def find_first_staged_plan(
     like: Planner | None = None,
 ) -> StagedPlan | None:
     """Find a plan with stages for a first answer, by a search of about a second; None unless it is much quicker than the `chosen` plan."""
-    # Stages share compute evenly at best, so most plans need no search.
-    if chosen.fits and least_compute_s(chosen) * FIRST_SEARCH[-1].least_gain >= chosen.cost.step_time_s:
-        return None
-    if may_use_stages(request, load_cluster(request.cluster), source):
+    if may_gain_much(chosen) and may_use_stages(request, load_cluster(request.cluster), source):
         with suppress(PlannerError):  # the answer of one stage stands without it
             if staged := _find_staged_plan(request, chosen, say, source, like, FIRST_SEARCH):
                 return _add_notes(staged, chosen, request.bounding_tool)
@@ -161,6 +158,12 @@ def limit_gap_to_one_stage(plan: Plan) -> Plan:
         for n in plan.notes
     )
     return replace(plan, notes=tuple(notes))
+
+
+def may_gain_much(plan: Plan) -> bool:
+    """Return whether stages may be much quicker than a plan of one stage, or fit where it does not. They share compute evenly at best, so
+    beside most plans they are not."""
+    return not plan.fits or least_compute_s(plan) * FIRST_SEARCH[-1].least_gain < plan.cost.step_time_s
 
 
 def may_use_stages(request: Request, cluster: Cluster, source: GraphSource = None) -> bool:
