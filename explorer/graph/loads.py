@@ -42,7 +42,7 @@ def node_loads(plan: Plan, drawing: Scene, graph: Graph) -> NodeLoads:
     number = {item.prefix: k for k, item in enumerate(graph.top.items) if isinstance(item, Call)}
     for k, run in enumerate(drawing.runs):
         calls = [
-            (block_loads[label_of[c.prefix]], memories[""].kept_bytes(number[c.prefix]))
+            (block_loads[label_of[c.prefix]], memories[""].saved_bytes(number[c.prefix]))
             for c in run.calls
             if c.prefix in label_of
         ]
@@ -63,10 +63,10 @@ def node_kept_bytes(plan: Plan, drawing: Scene, graph: Graph) -> dict[str, int]:
 
 def _saved_bytes_by_op(block_memory: BlockMemory) -> Mapping[str, int]:
     """Return by op the bytes that it is the first to keep; where forward runs again, those of results that the plan keeps."""
-    items, results = block_memory.storages.block.items, block_memory.kept_results()
+    items, results = block_memory.storages.block.items, block_memory.keys_kept_for_recompute
     plain = block_memory.storages.plan.recompute == "none"
     return {
-        op.name: block_memory.kept_bytes(k) if plain else block_memory.size_of(results[k])
+        op.name: block_memory.saved_bytes(k) if plain else block_memory.size_of(results[k])
         for k, op in enumerate(items)
         if isinstance(op, Op)
     }

@@ -141,7 +141,7 @@ def test_memory_and_work_of_the_nodes_add_up_to_one_gpu(recompute: str) -> None:
         assert set(nodes) == {p.node.id for s in drawn.scopes.values() for p in s.nodes if p.node.kind != "port"}
         top = [nodes[p.node.id] for p in drawn.scopes[""].nodes]
         made = block_memories(plan.blocks, found.graph, cost_model_of(plan))[""]
-        kept = sum(map(made.kept_bytes, range(len(found.graph.top.items))))
+        kept = sum(map(made.saved_bytes, range(len(found.graph.top.items))))
         weights = plan.cost.memory_bytes["params"] - found.graph.buffer_bytes  # no node has a buffer
         assert sum(memory for memory, _ in top) == weights + kept
         work = sum(

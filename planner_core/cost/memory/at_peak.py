@@ -158,7 +158,7 @@ class _PeakTensors:
         # Moments of item n are 3 n (before it), 3 n + 1 (its highest) and 3 n + 2 (after it): only then it is done.
         done = range(number + (index % MOMENTS == 2))
         if block_memory.storages.plan.recompute == "none" or recomputed:
-            self.add_kept(label, done)
+            self.add_saved(label, done)
         else:
             self.add_kept_results(label, done)
         self.add_weights_ahead(label, number, index % MOMENTS, moment.ahead)
@@ -180,7 +180,7 @@ class _PeakTensors:
         call = block_memory.storages.block.items[back.at] if back.at >= 0 else None
         # Items before the one at work have not run backward, so they still keep. Its own stand until they are released; what a call at
         # work keeps is listed inside of it (`add_inside_call`).
-        self.add_kept(label, range(back.at + (not back.released)), skip=("call", back.at) if back.inside else None)
+        self.add_saved(label, range(back.at + (not back.released)), skip=("call", back.at) if back.inside else None)
         self.add_weight_gradients(label, back)
         self.add_overlap(back)
         named = self.add_gradients(label, back)
@@ -289,27 +289,27 @@ class _PeakTensors:
             pass
         return back.weights
 
-    def add_kept(self, label: str, numbers: range, skip: Key | None = None) -> None:
+    def add_saved(self, label: str, numbers: range, skip: Key | None = None) -> None:
         """Add what the items of these numbers are the first to keep for backward. A called block is opened to its own tensors."""
         block_memory = self.block_memories[label]
         for number in numbers:
-            for key in block_memory.kept_at[number]:
+            for key in block_memory.saved_at[number]:
                 # A storage counts at the first item that keeps it, which frees it last. What crosses the border is the caller's.
-                if block_memory.first[key] != number or key in block_memory.border or key == skip:
+                if block_memory.first_saver[key] != number or key in block_memory.border or key == skip:
                     continue
                 item = block_memory.storages.block.items[number]
                 if key[0] == "call" and isinstance(item, Call):
                     inner = self.label_of[item.prefix]
                     if block_memory.storages.size[key]:
-                        self.add_kept_inside(inner)
+                        self.add_saved_inside(inner)
                 else:
                     self.add_storage("activations", label, key, block_memory.storages.size[key])
 
-    def add_kept_inside(self, label: str) -> None:
+    def add_saved_inside(self, label: str) -> None:
         """Add what a copy of a block keeps for backward; if it is recomputed, only what the plan keeps."""
         block_memory = self.block_memories[label]
         if block_memory.storages.plan.recompute == "none":
-            self.add_kept(label, range(len(block_memory.storages.block.items)))
+            self.add_saved(label, range(len(block_memory.storages.block.items)))
             return
         self.add_kept_results(label, range(len(block_memory.storages.block.items)))
 
@@ -317,7 +317,7 @@ class _PeakTensors:
         """Results that stay of these items of a block until it runs again."""
         block_memory = self.block_memories[label]
         for number in numbers:
-            for key in block_memory.kept_results()[number]:
+            for key in block_memory.keys_kept_for_recompute[number]:
                 self.add_storage("activations", label, key, block_memory.storages.size[key])
 
     def add_storage(self, kind: str, label: str, key: Key, size: int) -> None:

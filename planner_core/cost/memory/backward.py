@@ -75,7 +75,7 @@ class BackwardMemory:
         """Moments from the last item to the first."""
         items = self.block_memory.storages.block.items
         # Forward is over, so all that any item keeps is there. Each item's backward takes its own part away.
-        self.kept = sum(map(self.block_memory.kept_bytes, range(len(items))))
+        self.kept = sum(map(self.block_memory.saved_bytes, range(len(items))))
         for number in reversed(range(len(items))):
             item, self.at, self.released = items[number], number, False
             self.begun = False
@@ -85,7 +85,7 @@ class BackwardMemory:
                 yield from self._run_call(number, item)
             elif any(v in self.by_value for v in item.outputs):
                 yield from self._run_op(item)
-            self._release_kept()
+            self._release_saved()
         self.at, self.last_of_unit = -1, self.last_packed
         yield from self._finish_unit()
         # Small gradients of all units share messages, which leave only now: until here each stands as it was made.
@@ -203,13 +203,13 @@ class BackwardMemory:
         # Both are freed before the gradients are packed and sent, so that neither stands beside the buffers of a collective.
         for value in op.outputs:
             self.by_value.pop(value, None)
-        self._release_kept()
+        self._release_saved()
         for position in reversed(wanted):
             yield from self._send_gradient(op, position)
 
-    def _release_kept(self) -> None:
+    def _release_saved(self) -> None:
         """What autograd kept for the item at work is freed when its kernels are done."""
-        self.kept -= 0 if self.released else self.block_memory.kept_bytes(self.at)
+        self.kept -= 0 if self.released else self.block_memory.saved_bytes(self.at)
         self.released = True
 
     def _operand_gradient(self, op: Op, position: int) -> Gradient:

@@ -89,7 +89,7 @@ def stage_moments(
 
 def _forward_moments(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
     """Yield the moments of forward, with what the copies left out keep."""
-    more = [_kept_bytes(top, gap) for gap in gaps]
+    more = [_gap_saved_bytes(top, gap) for gap in gaps]
     for number, moment in enumerate(top.forward_moments()):
         # Each gap that lies behind has run forward, so its copies' kept bytes are there.
         gap_bytes = sum(extra for gap, extra in zip(gaps, more, strict=True) if gap.at <= number // MOMENTS)
@@ -101,7 +101,7 @@ def _backward_moments(
 ) -> Iterator[Moment]:
     """Yield the moments of backward, with what the copies left out keep until they run, and with their gradients after that. `given`: the
     gradients that arrive, if it does not begin with the loss."""
-    more = [(_kept_bytes(top, gap), _gradient_bytes(top, gap)) for gap in gaps]
+    more = [(_gap_saved_bytes(top, gap), _gap_gradient_bytes(top, gap)) for gap in gaps]
     # A stage that is not the last begins with the gradients that the next stage sends.
     run = BackwardMemory(top, dict(given)) if given else backward_of(top)
     for gap in gaps:
@@ -117,11 +117,11 @@ def _backward_moments(
         yield moment + extra
 
 
-def _kept_bytes(top: BlockMemory, gap: Gap) -> int:
-    return gap.copies * top.kept_bytes(gap.at)
+def _gap_saved_bytes(top: BlockMemory, gap: Gap) -> int:
+    return gap.copies * top.saved_bytes(gap.at)
 
 
-def _gradient_bytes(top: BlockMemory, gap: Gap) -> int:
+def _gap_gradient_bytes(top: BlockMemory, gap: Gap) -> int:
     return gap.copies * _gap_call(top, gap).grads
 
 

@@ -59,17 +59,17 @@ class HandedThrough:
 class CallMemory:
     """What one copy of a block does to the memory of its caller.
 
-    `kept`: bytes inside that it keeps for backward. `keeps`: the operands that it keeps, by position. `results`: the bytes of each
-    result, or the operand that it is. `kept_results`: the results that it keeps. `forward` and `backward`: the highest moments.
+    `saved_bytes`: bytes inside that it keeps for backward. `saved_operands`: the operands that it keeps, by position. `results`: the bytes of each
+    result, or the operand that it is. `saved_results`: the results that it keeps. `forward` and `backward`: the highest moments.
     `gradients`: bytes of each operand's gradient. `grads`: bytes of its weights' gradients. `reduced`: the operands that are weights
     whose gradients the copy itself reduces. `unit`: its weights that come ahead and its gradients that leave. `last_packed`: bytes of
     the last gradient that leaves.
     """
 
-    kept: int
-    keeps: tuple[int, ...]
+    saved_bytes: int
+    saved_operands: tuple[int, ...]
     results: tuple[int | HandedThrough, ...]
-    kept_results: tuple[int, ...]
+    saved_results: tuple[int, ...]
     forward: Moment
     backward: Moment
     gradients: Mapping[int, int]
@@ -92,21 +92,21 @@ class BlockMemory:
     units: tuple[UnitMemory, ...]
     unit_at: tuple[int, ...]
     calls: Mapping[str, CallMemory] = field(default_factory=dict)
-    kept_at: list[tuple[Key, ...]] = field(default_factory=list)  # by item: the storages that it keeps
+    saved_at: list[tuple[Key, ...]] = field(default_factory=list)  # by item: the storages that it keeps
     # The first item that keeps a storage; the storage is freed with that item's backward.
-    first: dict[Key, int] = field(default_factory=dict)
+    first_saver: dict[Key, int] = field(default_factory=dict)
     flying: dict[Key, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for number, item in enumerate(self.storages.block.items):
             if isinstance(item, Call):
-                self.kept_at.append(self._add_call(number, item))
+                self.saved_at.append(self._add_call(number, item))
             else:
                 self.storages.add(item)
-                self.kept_at.append(self.storages.saved[item.name])
-        for number, keys in enumerate(self.kept_at):
+                self.saved_at.append(self.storages.saved[item.name])
+        for number, keys in enumerate(self.saved_at):
             for key in keys:
-                self.first.setdefault(key, number)
+                self.first_saver.setdefault(key, number)
         # Inputs and results of a called block are its caller's, which counts each once for all blocks that read it.
         self.border: set[Key] = {("in", v) for v in self.storages.block.inputs}
         if self.storages.block.inputs:
@@ -120,8 +120,8 @@ class BlockMemory:
                 s.at[value] = s.at.get(call.inputs[result.operand])
             else:
                 s.at[value], s.size["made", value] = ("made", value), result
-        s.size["call", number] = copy.kept
-        across = [call.inputs[i] for i in copy.keeps] + [call.outputs[i] for i in copy.kept_results]
+        s.size["call", number] = copy.saved_bytes
+        across = [call.inputs[i] for i in copy.saved_operands] + [call.outputs[i] for i in copy.saved_results]
         inside: Key = ("call", number)
         return tuple(dict.fromkeys([inside, *(k for v in across if (k := s.at.get(v)) is not None)]))
 
@@ -137,20 +137,20 @@ class BlockMemory:
         block = self.storages.block
         return tuple(v for v in block.outputs or block.items[-1].outputs if block.values[v].kind == "activation")
 
-    def kept_bytes(self, number: int) -> int:
+    def saved_bytes(self, number: int) -> int:
         """Return the bytes inside the block that item `number` is the first to keep."""
-        return self.size_of(self.stays_after(number, first=False))
+        return self.size_of(self.keys_saved_by(number, first=False))
 
     def forward_moments(self) -> Iterator[Moment]:
         """Three moments of every item: before it, its highest, and after it. Before the first item of a unit its weights arrive.
         A block that will run again keeps only what its plan lists."""
         yield from self._moments(first=self.storages.plan.recompute != "none")
 
-    def stays_after(self, number: int, *, first: bool) -> Iterable[Key]:
+    def keys_saved_by(self, number: int, *, first: bool) -> Iterable[Key]:
         """Return what stays of an item when it has run; `first`: of a block that will run again."""
         if first:
-            return self.kept_results()[number]
-        return (k for k in self.kept_at[number] if self.first[k] == number and k not in self.border)
+            return self.keys_kept_for_recompute[number]
+        return (k for k in self.saved_at[number] if self.first_saver[k] == number and k not in self.border)
 
     def _moments(self, last: int = -1, *, first: bool = False) -> Iterator[Moment]:
         """Yield the moments of `forward_moments`; up to where item `last` has its operands, if given."""
@@ -171,7 +171,7 @@ class BlockMemory:
                 yield standing + self._op_moment(item, takes_only=True)
                 return
             yield standing + (self.calls[item.prefix].forward if isinstance(item, Call) else self._op_moment(item))
-            stays = list(self.stays_after(number, first=first))
+            stays = list(self.keys_saved_by(number, first=first))
             saved.update(stays)
             kept_bytes += self.size_of(stays)
             # An `in` storage is the caller's, or a computed constant with which `live` began.
@@ -219,17 +219,14 @@ class BlockMemory:
         """Return the bytes of the storages `keys`."""
         return sum(self.storages.size[k] for k in keys)
 
-    def kept_results(self) -> list[list[Key]]:
-        """By item: the results that the plan keeps although the block is recomputed."""
-        return self._kept_results
-
     @cached_property
-    def _kept_results(self) -> list[list[Key]]:
+    def keys_kept_for_recompute(self) -> list[list[Key]]:
+        """By item: the storages of results that the plan keeps although the block is recomputed."""
         # Of two operators that keep one storage the first one counts it. The border is the caller's.
         s, seen = self.storages, set(self.border)
         by_item = []
         for item in s.block.items:
-            keys = [k for k in s.kept_results(item) if k not in seen] if isinstance(item, Op) else []
+            keys = [k for k in s.keys_kept_for_recompute(item) if k not in seen] if isinstance(item, Op) else []
             seen.update(keys)
             by_item.append(keys)
         return by_item
@@ -240,7 +237,7 @@ class BlockMemory:
         What the plan kept is held until its own operator is reached. The recomputation stops when the last operator that saves
         something has its operands, or, if that operator saves what it makes, when it has run.
         """
-        by_item, block = self.kept_results(), self.storages.block
+        by_item, block = self.keys_kept_for_recompute, self.storages.block
         left, last = sum(map(self.size_of, by_item)), last_saving(block)
         computes = last >= 0 and rerun_ops(block, self.storages.plan.kept)[block.ops[last].name].computes
         # If the last operator saves its operands alone, its kernels need not run: the moments end where it has them.
@@ -279,11 +276,11 @@ class BlockMemory:
         ends = {u: i for i, u in enumerate(self.unit_at)}  # a unit holds its operands while it runs
         until |= {k: ends[u] for k, i in until.items() if (u := self.unit_at[i]) != self.unit_at[makers.get(k, i)]}
         until.update(
-            (k, len(items)) for v in (*self.results, *self._values_held_to_the_end()) if (k := at.get(v)) is not None
+            (k, len(items)) for v in (*self.results, *self._values_live_until_return()) if (k := at.get(v)) is not None
         )
         return until
 
-    def _values_held_to_the_end(self) -> tuple[int, ...]:
+    def _values_live_until_return(self) -> tuple[int, ...]:
         """Return the values that the model's code holds until it returns: the logits, which it passes to the loss and also returns. The
         last stage of a pipeline returns the loss alone."""
         ops = self.storages.block.ops

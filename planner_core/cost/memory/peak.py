@@ -162,31 +162,31 @@ def _call_memory(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
     # A copy: the walk takes gradients out of it, and `given` is summed again for the recomputation.
     back = BackwardMemory(block_memory, dict(given))
     forward, backward = highest_moment(block_memory.forward_moments()), highest_moment(back.moments())
-    kept_bytes = sum(map(block_memory.kept_bytes, range(len(block.items))))
-    # Operands that an item inside keeps are the caller's storages: `kept_bytes` leaves them out, and the caller counts each once.
-    keeps = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in block_memory.first)
-    kept_results = tuple(
-        k for k, v in enumerate(block.outputs) if at[v] in block_memory.first and at[v] not in position
+    saved_bytes = sum(map(block_memory.saved_bytes, range(len(block.items))))
+    # Operands that an item inside keeps are the caller's storages: `saved_bytes` leaves them out, and the caller counts each once.
+    saved_operands = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in block_memory.first_saver)
+    saved_results = tuple(
+        k for k, v in enumerate(block.outputs) if at[v] in block_memory.first_saver and at[v] not in position
     )
     if s.plan.recompute != "none":  # it keeps its operands and what the plan keeps, and runs again
         # Backward of a recomputed copy runs it forward again first, with the gradients of its results waiting.
         recomputation = highest_moment(block_memory.recomputation_moments()) + Moment(
             0, 0, sum(g.num_bytes for g in given.values())
         )
-        kept_bytes, kept_results, backward = (
-            sum(map(block_memory.size_of, block_memory.kept_results())),
+        saved_bytes, saved_results, backward = (
+            sum(map(block_memory.size_of, block_memory.keys_kept_for_recompute)),
             (),
             highest_moment([recomputation, backward]),
         )
         # To run again it needs every operand, also those that no operator inside keeps.
-        keeps = tuple(k for k, v in enumerate(block.inputs) if block.values[v].kind == "activation")
+        saved_operands = tuple(k for k, v in enumerate(block.inputs) if block.values[v].kind == "activation")
     gradients = {position["in", v]: g.num_bytes for v, g in back.by_value.items() if ("in", v) in position}
     reduced = tuple(position["in", v] for r in unit.reductions for v in r.weights if ("in", v) in position)
     return CallMemory(
-        kept_bytes,
-        keeps,
+        saved_bytes,
+        saved_operands,
         results,
-        kept_results,
+        saved_results,
         forward,
         backward,
         gradients,

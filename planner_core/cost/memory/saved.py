@@ -32,16 +32,16 @@ def viewed_operands(block: Block) -> dict[int, int]:
     return viewed
 
 
-def kept_inputs(block: Block) -> set[int]:
+def saved_block_inputs(block: Block) -> set[int]:
     """Return the input activations of a block whose storage its operators keep."""
     # Both the value and its root count: a view that is kept keeps the memory that it looks at.
     saved = {root(block, v) for op in block.ops for v in op.saved} | {v for op in block.ops for v in op.saved}
     return {v for v in block.inputs if block.values[v].kind == "activation" and (v in saved or root(block, v) in saved)}
 
 
-def kept_by_calls(graph: Graph) -> set[int]:
+def values_saved_by_calls(graph: Graph) -> set[int]:
     """Return the values of the top block that a called block keeps."""
-    inputs = {name: kept_inputs(b) for name, b in graph.blocks.items()}
+    inputs = {name: saved_block_inputs(b) for name, b in graph.blocks.items()}
     return {
         outer
         for call in graph.calls()
@@ -50,10 +50,10 @@ def kept_by_calls(graph: Graph) -> set[int]:
     }
 
 
-def kept_results(graph: Graph, in_all_copies: bool = False) -> Mapping[str, set[int]]:
+def results_saved_by_readers(graph: Graph, in_all_copies: bool = False) -> Mapping[str, set[int]]:
     """By block: the results that their reader keeps, in most copies of the block, or in all of them."""
     top = graph.top
-    saved = kept_by_calls(graph) | {
+    saved = values_saved_by_calls(graph) | {
         v for op in top.ops for s in op.saved for v in (s, root(top, s)) if v not in op.outputs
     }
     votes: dict[str, Counter[int]] = {name: Counter() for name in graph.blocks}
@@ -101,7 +101,7 @@ def is_recomputed(op: Op, reruns: Mapping[str, Rerun]) -> bool:
     return op.name in reruns and reruns[op.name].computes
 
 
-def kept_weights(block: Block, ops: Sequence[Op]) -> tuple[set[int], set[int]]:
+def lasting_weights(block: Block, ops: Sequence[Op]) -> tuple[set[int], set[int]]:
     """Return the weights that a unit of these ops gathers and that outlive it.
 
     The first set: weights that another unit views. The second: weights with a view that autograd keeps.

@@ -236,7 +236,7 @@ class BlockStorages:
         rows = zip(rows_at(self.block, op, self.plan.sites[op.name]), self.model.sizes, strict=True)
         return sorted({i for row, n in rows if n > 1 for i in row.exchanged})
 
-    def kept_results(self, op: Op) -> tuple[Key, ...]:
+    def keys_kept_for_recompute(self, op: Op) -> tuple[Key, ...]:
         """Return what is held of an operator until its block is recomputed: its delivered results, what it saves beside them, and what it
         has received inside. Nothing is held of an operator that the plan does not keep."""
         if op.name not in self.plan.kept:

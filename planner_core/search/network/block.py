@@ -95,7 +95,7 @@ class _Builder:
         self.maker_group = {v: i for i, s in enumerate(strategies.groups) for op in s.ops for v in op.outputs}
         self.net = Network(rules=cache.rules)
         self.saved_inputs = set(options.saved_by_calls)
-        self.kept_results = {v for op in coarse.block.ops if op.name in options.kept_ops for v in op.outputs}
+        self.results_of_kept_ops = {v for op in coarse.block.ops if op.name in options.kept_ops for v in op.outputs}
         self.view_bases, self.buckets = viewed_operands(coarse.block), Buckets.of_block(coarse.block)
         self.crossing = self._crossing_values() - set(options.skipped_values)
         self.passes = memory_passes(coarse.block, model.fused)
@@ -219,8 +219,8 @@ class _Builder:
             self._add_shared_factor(partial(self._storage_factor, value), (name,), *key)
             return
         # A view has the storage of its root: if the root is kept already, saving the view holds no further byte.
-        is_saved = value in self.saved_inputs and root(self.block, value) not in self.kept_results
-        share = 1.0 if value in self.kept_results else self.options.saved_share if is_saved else 0.0
+        is_saved = value in self.saved_inputs and root(self.block, value) not in self.results_of_kept_ops
+        share = 1.0 if value in self.results_of_kept_ops else self.options.saved_share if is_saved else 0.0
         make_factor = partial(self._delivered_factor, name, states, share)
         self._add_shared_factor(make_factor, (name,), "delivered", v.meta, v.grad, self.segments(value), share)
 
@@ -363,7 +363,9 @@ class _Builder:
 
     def _is_saved_by_reader(self, value: int) -> bool:
         """Return whether the tensor's own factor counts the delivered tensor as kept, since a reader or the plan keeps it."""
-        is_saved = value in self.saved_inputs or value in self.options.kept_results or value in self.kept_results
+        is_saved = (
+            value in self.saved_inputs or value in self.options.saved_by_readers or value in self.results_of_kept_ops
+        )
         return value in self.crossing and is_saved
 
     # --- edges ---------------------------------------------------------------------------------------

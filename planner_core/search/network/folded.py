@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from planner_core.core import Block, Graph
 from planner_core.cost import Component, CostModel, ops_at_the_ends
-from planner_core.cost.memory import kept_results, rerun_ops
+from planner_core.cost.memory import rerun_ops, results_saved_by_readers
 from planner_core.ops import BlockStrategies, CoarseGraph, recompute_policies
 from planner_core.search.algebra.elimination_order import choose_elimination_order
 from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointAllowance
@@ -184,7 +184,7 @@ def build_networks(
         caches.setdefault(name, any_cache.of_block(operators.setdefault(name, OperatorCache())))
     runs, inside = find_runs(graph.top)
     repeats = graph.num_repeats
-    kept_by_reader = kept_results(graph, in_all_copies=at_least)
+    saved_by_readers = results_saved_by_readers(graph, in_all_copies=at_least)
     blocks: dict[str, dict[str, Network]] = {}
     for name, block in coarse.blocks.items():
         blocks[name] = {}
@@ -199,7 +199,7 @@ def build_networks(
                 reruns,
                 kept_ops,
                 saved_share,
-                kept_results=kept_by_reader[name],
+                saved_by_readers=saved_by_readers[name],
                 at_least=at_least and keeps_all,
             )
             net = build_block(block, strategies[name], model, options, caches[name])
@@ -209,7 +209,7 @@ def build_networks(
             blocks[name][variant] = net
     entries = mark_kept_chain_tensors(runs, graph.top, graph.blocks, blocks, at_least)
     options = UnitOptions(
-        saved_by_calls=_values_kept_by_calls(graph, blocks, entries, at_least),
+        saved_by_calls=_values_saved_by_calls(graph, blocks, entries, at_least),
         skipped_values=inside,
         ends=ops_at_the_ends(coarse),
         fixed_s=model.software.outside_s,
@@ -221,18 +221,18 @@ def build_networks(
     return ModelNetworks(runs, top, blocks)
 
 
-def _values_kept_by_calls(
+def _values_saved_by_calls(
     graph: Graph, blocks: Mapping[str, Mapping[str, Network]], entries: Collection[int], at_least: bool
 ) -> set[int]:
-    """Return the values of the top block that calls of repeated blocks keep for backward."""
+    """Return the values of the top block that calls of repeated blocks save for backward."""
     saved_values: set[int] = set()
     for call in graph.calls():
         inner = graph.blocks[call.block]
         pairs = zip((*inner.inputs, *inner.outputs), (*call.inputs, *call.outputs), strict=True)
-        kept_by = set.intersection if at_least else set.union
-        ports_kept = kept_by(*(net.saved_ports for net in blocks[call.block].values()))
+        combine = set.intersection if at_least else set.union
+        saved_ports = combine(*(net.saved_ports for net in blocks[call.block].values()))
         # The copies count the tensors in `entries` themselves, so the top block must not count them a second time.
-        saved_values.update(outer for v, outer in pairs if v in ports_kept and outer not in entries)
+        saved_values.update(outer for v, outer in pairs if v in saved_ports and outer not in entries)
     return saved_values
 
 

@@ -132,9 +132,9 @@ class UnitOptions:
     `kept_ops`: the operators whose results are kept although the block is recomputed.
     `saved_share`: the share of the block's other kept tensors that is held at the peak. It is 1 / `repeats` where the block
     is recomputed, since only one copy then has its activations at a time.
-    `saved_by_calls`: values that the called blocks keep for backward.
+    `saved_by_calls`: values that the called blocks save for backward.
     `skipped_values`: values inside a run of equal calls. They are not variables of this network.
-    `kept_results`: results that the operator that reads them keeps.
+    `saved_by_readers`: results that the operator that reads them saves for backward.
     `ends`: the operators that run before the first unit and after the last one.
     `fixed_s` and `fixed_bytes`: seconds that every step takes, and bytes that every GPU holds during the whole step, under every plan.
     `at_least`: of two tensors that may be one, only one is counted. Of a recomputed block a reader counts none of its own (`saved_share`).
@@ -146,7 +146,7 @@ class UnitOptions:
     saved_share: float = 1.0
     saved_by_calls: Collection[int] = ()
     skipped_values: Collection[int] = ()
-    kept_results: Collection[int] = ()
+    saved_by_readers: Collection[int] = ()
     ends: Ends = NO_ENDS
     fixed_s: float = 0.0
     fixed_bytes: int = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import ITEM_BYTES, Block, BlockPlan, Edge, Op, Placements, Shard, Step, root
 from planner_core.cost.memory.redistribution_buffers import buffer_bytes_by_step
-from planner_core.cost.memory.saved import kept_weights
+from planner_core.cost.memory.saved import lasting_weights
 from planner_core.cost.model import CostModel
 
 Steps = tuple[Step, ...]
@@ -48,7 +48,7 @@ def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) ->
                 # Backward needs the weight whole if the operator saved it, or if the block runs again.
                 for_backward = value in op.saved or (returns and bp.recompute != "none")
                 uses[op.name, position] = _use_outside_op(value, edge, for_backward, model.sizes)
-    passed_on, viewed = kept_weights(block, ops)
+    passed_on, viewed = lasting_weights(block, ops)
     steps_of: dict[int, set[tuple[Steps, Steps]]] = {}
     for use in uses.values():
         steps_of.setdefault(use.value, set()).add((use.gather, use.reduce))
