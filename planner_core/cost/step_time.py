@@ -76,6 +76,7 @@ class CostVector:
 
 
 _NAMES = tuple(f.name for f in fields(CostVector))
+# `CostVector.array` puts the fields at the indices of `Component`, so both have one order.
 assert [name.upper() for name in _NAMES] == [c.name for c in Component]
 
 
@@ -141,7 +142,8 @@ class StepTime:
         return CostVector(*forward, *backward, step=1.0)
 
     def _prices(self, steady: float, edge: float) -> tuple[float, float, float]:
-        """Prices of A, B and C of one phase."""
+        """Return the prices of A, B and C of one phase."""
+        # A maximum of A + k B and B is at least share (A + k B) + (1 - share) B: A is priced at the share, B at share k + 1 - share.
         m, k = self.accumulate - 1, self.contention
         once = edge * k + 1 - edge
         return m * steady + edge, m * (steady * k + 1 - steady) + once, once

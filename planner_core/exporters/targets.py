@@ -75,9 +75,10 @@ def _write_json(plan: Plan) -> WrittenForm:
 
 
 def _write_torchrun(plan: Plan) -> WrittenForm:
+    from planner_core.exporters.configs.common import launch_sizes
     from planner_core.exporters.torchrun import write_torchrun_script
 
-    n = plan.num_gpus
+    nodes, processes = launch_sizes(plan)
     source = (plan.model.get("config") or {}).get("callable")
     tiny = Sentence(
         "Try it without a GPU: torchrun --standalone --nproc-per-node 4 ",
@@ -86,7 +87,7 @@ def _write_torchrun(plan: Plan) -> WrittenForm:
     )
     user_model = f"It imports {source}, builds the model whole on every rank, and trains on its example inputs: put your data loader there"
     run = Remark(
-        f"Run it on {n} GPUs: torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} ",
+        f"Run it on {plan.num_gpus} GPUs: torchrun --nproc-per-node {processes} --nnodes {nodes} ",
         FILE,
         " --data TOKENS --save FOLDER",
         kind=RemarkKind.LAUNCH,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import planner_core.runtime.program as program
 from planner_core.core import STANDIN_LOSS, InputError, Plan, params_by_pattern
+from planner_core.exporters.configs.common import launch_sizes
 from planner_core.exporters.source import template_text
 from planner_core.models import load_plan_graph
 from planner_core.planning.pricing import count_model_flops
@@ -73,7 +74,7 @@ def _section_comment(title: str) -> str:
 
 
 def _write_docstring(plan: Plan) -> str:
-    n = plan.num_gpus
+    nodes, processes = launch_sizes(plan)
     gathered = _gathered_weights(plan)
     rows = [
         f"    {name:56} {', '.join(_placement_words(p.stored, plan.mesh.axis_sizes)):14} {gathered.get(name, '')}".rstrip()
@@ -90,7 +91,7 @@ def _write_docstring(plan: Plan) -> str:
     lines = [
         f'"""Train {plan.model["name"]} under the plan "{plan.name}" on {_describe_mesh(plan)}.',
         "",
-        f"    torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} --max-restarts 3 FILE --data tokens.bin --save run",
+        f"    torchrun --nproc-per-node {processes} --nnodes {nodes} --max-restarts 3 FILE --data tokens.bin --save run",
         "    torchrun --standalone --nproc-per-node 4 FILE --tiny --steps 20 --report-every 1    # no GPU needed",
         "",
         "Written by Shardscope, which it needs (pip install 'shardscope[models]'), with torch 2.6 or later and the plan beside",

@@ -47,7 +47,7 @@ def make_block_plans(problem: Problem, assignment: Assignment) -> dict[str, Bloc
     copies_by_block: dict[str, list[tuple[Copy, list[str]]]] = {}
     for call, copy in zip(graph.calls(), assignment.copies, strict=True):
         variants_of = copies_by_block.setdefault(call.block, [])
-        match = next((prefixes for other, prefixes in variants_of if _run_alike(other, copy)), None)
+        match = next((prefixes for other, prefixes in variants_of if _run_equally(other, copy)), None)
         if match is None:
             variants_of.append((copy, [call.prefix]))
         else:
@@ -78,16 +78,16 @@ class _BlockStates:
     known_states: dict[int, State | None] = field(default_factory=dict)
 
     def moves(self, value: int) -> Redistributions:
-        return self._moves(value, ITEM_BYTES[self.block.values[value].meta.dtype])
+        return self._cached_moves(value, ITEM_BYTES[self.block.values[value].meta.dtype])
 
     def gradient_moves(self, value: int) -> Redistributions:
         """Return redistributions of a value's gradient. Gradients of weights are kept in a dtype of their own."""
         v = self.block.values[value]
         if v.kind != "parameter":
             return self.moves(value)
-        return self._moves(value, self.model.workload.gradient_item(ITEM_BYTES[v.meta.dtype]))
+        return self._cached_moves(value, self.model.workload.gradient_item(ITEM_BYTES[v.meta.dtype]))
 
-    def _moves(self, value: int, item: int) -> Redistributions:
+    def _cached_moves(self, value: int, item: int) -> Redistributions:
         if (value, item) not in self.known_moves:
             self.known_moves[value, item] = self._find_moves(value, item)
         return self.known_moves[value, item]
@@ -100,20 +100,20 @@ class _BlockStates:
             item,
             self.model.sizes,
             self.model.links,
-            self._fused(value),
+            self._fused_dims(value),
             share,
             weight,
             self.model.joint_links,
         )
 
-    def _fused(self, value: int) -> Segments:
+    def _fused_dims(self, value: int) -> Segments:
         rank = len(self.block.values[value].meta.shape)
         return tuple((d, s) for d in range(rank) if (s := self.segments.get((value, d))))
 
-    def parts(self, value: int) -> dict[int, tuple[int, ...]]:
+    def segments_of(self, value: int) -> dict[int, tuple[int, ...]]:
         """Return the dims of a value that are not cut as one into equal parts: the sizes of their fused parts, or the one extent of
         a weight's dim whose last part is shorter."""
-        fused, v, state = dict(self._fused(value)), self.block.values[value], self.delivered(value)
+        fused, v, state = dict(self._fused_dims(value)), self.block.values[value], self.delivered(value)
         if v.kind != "parameter" or state is None:
             return fused
         name, sizes = tensor_name(value), self.model.sizes
@@ -129,7 +129,7 @@ class _BlockStates:
         return self.known_states[value]
 
 
-def _run_alike(a: Copy, b: Copy) -> bool:
+def _run_equally(a: Copy, b: Copy) -> bool:
     return a is b or (a.variant == b.variant and a.states == b.states)
 
 
@@ -184,7 +184,9 @@ def _site_plan(site: _BlockStates, node: GroupRows, r: int, k: int, op: Op, gath
         table = site.moves(value)
         backward = table.steps(delivered.gradient, produced.gradient) if site.block.values[value].grad else ()
         outputs.append(
-            Edge(produced, delivered, table.steps(produced.forward, delivered.forward), backward, site.parts(value))
+            Edge(
+                produced, delivered, table.steps(produced.forward, delivered.forward), backward, site.segments_of(value)
+            )
         )
     return SitePlan(tuple(inputs), tuple(outputs))
 
@@ -198,7 +200,7 @@ def _operand_edge(site: _BlockStates, value: int, consumed: State) -> Edge:
     else:
         src = site.delivered(value) or consumed
         backward = site.gradient_moves(value).steps(consumed.gradient, src.gradient) if v.grad else ()
-    return Edge(src, consumed, _forward_steps(table, src.forward, consumed.forward), backward, site.parts(value))
+    return Edge(src, consumed, _forward_steps(table, src.forward, consumed.forward), backward, site.segments_of(value))
 
 
 def _forward_steps(table: Redistributions, src: Placements, dst: Placements) -> tuple[Step, ...]:
@@ -213,7 +215,7 @@ def _param_plan(site: _BlockStates, value: int, gathered: set[int]) -> ParamPlan
     state, stored = site.delivered(value), site.tensors[name].stored_at(site.states[name], len(site.model.sizes))
     assert state is not None
     at_use = tuple(sorted(a for a in gathered if isinstance(state.forward[a], Shard)))
-    plan = ParamPlan(stored, state.forward, state.gradient, at_use, site.parts(value))
+    plan = ParamPlan(stored, state.forward, state.gradient, at_use, site.segments_of(value))
     if not site.block.values[value].grad:
         return replace(plan, trained=False)
     refresh = site.moves(value).steps(stored, state.forward)

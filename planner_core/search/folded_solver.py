@@ -218,7 +218,7 @@ class FoldedTables:
             states, least = solution
             # Every choice of shares gives a lower bound, so the highest one holds. Costs are compared as they are, at no shares.
             bound = max(bound, least)
-            assignment = self._assignment(states)
+            assignment = self._make_assignment(states)
             if best is None or self._priced_value(assignment) < self._priced_value(best):
                 best = assignment
             bound = min(bound, self._priced_value(best))
@@ -251,9 +251,9 @@ class FoldedTables:
             if states is None:
                 return best, bound
             # The runs' tables are bounds themselves. If one was not exact where this assignment uses it, look again with the exact one.
-            if sum(r.compute_used_state(states) for r in self.runs) or self._settle(states, np.inf):
+            if sum(r.compute_used_state(states) for r in self.runs) or self._settle_used_entries(states, np.inf):
                 continue
-            assignment = self._assignment(states)
+            assignment = self._make_assignment(states)
             if self._priced_value(assignment) >= self._priced_value(best) * (1 - TIE / 10):
                 return best, bound
             best = assignment
@@ -283,11 +283,15 @@ class FoldedTables:
                 continue
             least = float(result.table)
             is_in_vain = least < known_bound and settled >= MAX_SETTLED_IN_VAIN
-            if least > abandon_above or is_in_vain or not self._settle(states, abandon_above * (1 + TIE) - least):
+            if (
+                least > abandon_above
+                or is_in_vain
+                or not self._settle_used_entries(states, abandon_above * (1 + TIE) - least)
+            ):
                 return states, least
             settled += 1
 
-    def _settle(self, states: Mapping[str, int], room: float) -> bool:
+    def _settle_used_entries(self, states: Mapping[str, int], room: float) -> bool:
         """Settle the entries that the states of the top variables use, until their cost rose by `room`. Returns whether it rose at all."""
         raised = 0.0
         for run in self.runs:
@@ -305,7 +309,7 @@ class FoldedTables:
         for r in self.runs:
             r.compute_promising_states(tree, value)
 
-    def _assignment(self, states: Mapping[str, int]) -> Assignment:
+    def _make_assignment(self, states: Mapping[str, int]) -> Assignment:
         # Runs are in the order of the model's calls, so their copies are too (`Assignment.copies`).
         copies = [copy for run in self.runs for copy in run.copies(states)]
         return make_assignment(self.problem, self.objective, self.runs, states, copies)

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import planner_core as shardscope
 from planner_core.cli.main import main
 from planner_core.cli.options import name_flags
-from planner_core.core import DeviceMesh, Edge, InputError, ParamPlan, Plan, R, SitePlan, State, load_plan
+from planner_core.core import DeviceMesh, Edge, InputError, ParamPlan, Plan, R, SitePlan, State, load_cluster, load_plan
 from planner_core.cost import zero_stage
 from planner_core.exporters.api import export, export_text, nearest_text
 from planner_core.planning import Request, plan_model
@@ -278,3 +278,14 @@ def test_the_nearest_plan_shards_weights_whatever_the_zero_stage_of_the_given_on
     assert priced is not None and near is not None
     assert near.peak_bytes == priced.cost.memory_bytes["peak"]
     assert near.step_time_s == pytest.approx(priced.cost.step_time_s, rel=1e-12)
+
+
+def test_a_launch_has_as_many_processes_as_a_node_has_gpus() -> None:
+    """Two nodes of four GPUs are two machines, not one of eight."""
+    cluster = load_cluster("2x8-h100").with_sizes(4, 2).to_json()
+    found = shardscope.plan(LLAMA, cluster=cluster, mesh="8", batch=8, seq=16, dtype="float32")
+    plan = next(p for p in found.plans if p.name == "FSDP")
+    assert "num_machines: 2\nnum_processes: 8\n" in export_text(plan, "accelerate").text
+    script = export_text(plan, "torchrun")
+    launch = "torchrun --nproc-per-node 4 --nnodes 2 "
+    assert launch in script.text and any(launch in remark for remark in script.remarks)

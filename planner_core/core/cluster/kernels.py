@@ -91,23 +91,23 @@ class HostLink:
 
 
 def products_from_json(data: Mapping[str, Any]) -> Products:
-    """Read a form that was checked."""
+    """Return the constants of matrix products of a GPU's file, whose form the schema has checked."""
     return Products(**_read_constants(data))
 
 
 def attentions_from_json(data: Mapping[str, Any]) -> Attentions:
-    """Read a form that was checked."""
+    """Return the rates of attention kernels of a GPU's file, whose form the schema has checked."""
     rates = tuple(AttentionRate(name, **_read_constants(rate)) for name, rate in data.get("rates", {}).items())
     return Attentions(**{**_read_constants(data), "rates": rates})
 
 
 def collectives_from_json(data: Mapping[str, Any] | None) -> Collectives | None:
-    """Read a form that was checked."""
+    """Return the constants of collectives of a GPU's file, whose form the schema has checked."""
     return Collectives(**_read_constants(data)) if data is not None else None
 
 
 def host_link_from_json(data: Mapping[str, Any] | None) -> HostLink | None:
-    """Read a form that was checked."""
+    """Return the link to the host of a GPU's file, whose form the schema has checked."""
     return HostLink(**_read_constants(data)) if data is not None else None
 
 

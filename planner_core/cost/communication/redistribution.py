@@ -1,4 +1,4 @@
-"""The cheapest way from one placement to another: which collective on which mesh axis, in which order.
+"""The cheapest path from one placement to another: which collective on which mesh axis, in which order.
 
 A move changes the placement on one axis. Its collective carries the tensor as the other axes have left it, so the order
 matters. All pairs of placements are solved at once (Floyd-Warshall over the (2 + rank)^axes placements of a tensor), and the
@@ -31,10 +31,10 @@ from planner_core.cost.communication.collectives import collective_times
 from planner_core.cost.communication.links import AxisLink, JointLinks
 
 STEP_S = 1e-10
-"""Price of a local move. Of two ways without communication the one with fewer moves wins."""
+"""Price of a local move. Of two paths without communication the one with fewer moves wins."""
 
 MAX_STEPS = 16
-"""Steps of the longest way: on each of four axes a scatter, an exchange, a gather, and one more."""
+"""Steps of the longest path: on each of four axes a scatter, an exchange, a gather, and one more."""
 
 Segments = tuple[tuple[int, tuple[int, ...]], ...]
 """Pairs (dim, sizes of its fused parts), hashable."""
@@ -46,7 +46,7 @@ class Redistributions:
 
     A placement is coded as a number in base 2 + rank with one digit per axis, the outermost first: R = 0, P = 1, Shard(d) = 2 + d.
     `cost` [from, to] is seconds (infinite: impossible), `first` [from, to] the code after the first step, and `local` [from, to]
-    whether the way needs no message. `ways` are those of `steps` that were asked for.
+    whether the path needs no message. `known_steps` are the answers of `steps` so far.
     """
 
     rank: int
@@ -54,7 +54,7 @@ class Redistributions:
     cost: NDArray[np.float64]
     first: NDArray[np.int32]
     local: NDArray[np.bool_]
-    ways: dict[tuple[Placements, Placements], tuple[Step, ...]] = field(default_factory=dict, repr=False)
+    known_steps: dict[tuple[Placements, Placements], tuple[Step, ...]] = field(default_factory=dict, repr=False)
 
     def code(self, placements: Placements) -> int:
         """Return the number of a placement."""
@@ -63,37 +63,37 @@ class Redistributions:
     def steps(self, src: Placements, dst: Placements) -> tuple[Step, ...]:
         """Return the moves from `src` to `dst`, in order. Raises ValueError if there are none, also where the tensor lacks a dim that is
         split."""
-        # Example: a request of Jamba mini on 16 GPUs asks 35 694 times for 1 293 ways.
-        if (src, dst) not in self.ways:
-            self.ways[src, dst] = self._find_steps(src, dst)
-        return self.ways[src, dst]
+        # Example: a request of Jamba mini on 16 GPUs asks 35 694 times for 1 293 pairs.
+        if (src, dst) not in self.known_steps:
+            self.known_steps[src, dst] = self._find_steps(src, dst)
+        return self.known_steps[src, dst]
 
     def _find_steps(self, src: Placements, dst: Placements) -> tuple[Step, ...]:
         if any(isinstance(p, Shard) and p.dim >= self.rank for p in (*src, *dst)):
-            raise ValueError(f"no way from {src} to {dst} of a tensor of {self.rank} dims")
+            raise ValueError(f"no path from {src} to {dst} of a tensor of {self.rank} dims")
         at, end = self.code(src), self.code(dst)
         moves = []
         while at != end:
             after = int(self.first[at, end])
             if after < 0:
-                raise ValueError(f"no way from {src} to {dst}")
+                raise ValueError(f"no path from {src} to {dst}")
             a, b = decode(at, self.rank, self.num_axes), decode(after, self.rank, self.num_axes)
             moves += [Step(i, a[i], b[i]) for i in range(self.num_axes) if a[i] != b[i]]  # several: one sum over them
             at = after
         return tuple(moves)
 
     def divides(self, src: NDArray[np.integer], dst: NDArray[np.integer], axes: Iterable[int]) -> NDArray[np.bool_]:
-        """[pair]: whether the way from code `src` [pair] to code `dst` [pair] divides a whole tensor into terms of a sum on one of `axes`.
+        """[pair]: whether the path from code `src` [pair] to code `dst` [pair] makes of a whole tensor terms of a sum on one of `axes`.
 
-        On 4 x 8, a way from (R, P) to (P, S(0)) may cut the tensor on the first axis, scatter it on the second, and fill the cut parts with
-        zeros: it sends a fourth of what is scattered after a division.
+        On 4 x 8, the path from (R, P) to (P, S(0)) may cut the tensor on the first axis, scatter it on the second, and fill the cut parts
+        with zeros: it sends a fourth of what is scattered after a division.
         """
-        base, found = 2 + self.rank, np.zeros(len(src), dtype=bool)
-        for at, after in _follow_ways(self.first, src, dst):
+        base, is_division = 2 + self.rank, np.zeros(len(src), dtype=bool)
+        for at, after in _follow_paths(self.first, src, dst):
             for axis in axes:
                 digit = base ** (self.num_axes - 1 - axis)
-                found |= (at // digit % base == 0) & (after // digit % base == 1)
-        return found
+                is_division |= (at // digit % base == 0) & (after // digit % base == 1)
+        return is_division
 
 
 def placement_code(placement: Placement) -> int:
@@ -196,25 +196,25 @@ def _add_up_steps(
     table: NDArray[np.float64], of_move: NDArray[np.float64], first: NDArray[np.int32]
 ) -> NDArray[np.float64]:
     """[from, to]: seconds of the steps that a run makes: `of_move` are those of each single move, and `first` the code after the first
-    step. `table` has those of the ways from which `first` was put together.
+    step. `table` has those of the paths from which `first` was put together.
 
-    They may be fewer than these. Example: on 2 x 8, (P, P) to (S(1), R) was put together at (S(1), P), to which a way scatters on axis 1
+    They may be fewer than these. Example: on 2 x 8, (P, P) to (S(1), R) was put together at (S(1), P), to which a path scatters on axis 1
     and fills in zeros again. A run that has scattered gathers.
     """
     grid: NDArray[np.int64] = np.indices(first.shape)
     last, end = grid[0], grid[1]
     cost = np.zeros_like(of_move)
-    for at, after in _follow_ways(first, last, end):
+    for at, after in _follow_paths(first, last, end):
         cost += np.where(at != after, of_move[at, after], 0.0)
         last = after
-    # Of a way that ends nowhere else the table's cost stays.
+    # A path that does not end at `dst` keeps the cost of the table.
     return np.where((last == end) & np.isfinite(table), cost, table)
 
 
-def _follow_ways(
+def _follow_paths(
     first: NDArray[np.int32], src: NDArray[np.integer], dst: NDArray[np.integer]
 ) -> Iterator[tuple[NDArray[np.integer], NDArray[np.integer]]]:
-    """Yield the codes before and after each step of the ways from `src` to `dst`, which stay where a way has ended."""
+    """Yield the codes before and after each step of the paths from `src` to `dst`, which stay where a path has ended."""
     at = np.array(src)
     # Some steps of equal cost lead in a circle, of pairs that no plan has.
     for _ in range(MAX_STEPS):
@@ -317,10 +317,10 @@ def _all_pairs(
     even: NDArray[np.int64],
     jointly: Collection[int],
 ) -> None:
-    """Change `cost` and `first` [from, to] to those of the cheapest ways over the placements `even`.
+    """Change `cost` and `first` [from, to] to those of the cheapest paths over the placements `even`.
 
-    A sum over an axis stays one all_reduce, as a run sends it: a way from Partial or Replicate to Replicate on an axis does not
-    shard on that axis in between. Over the axes `jointly` a way has one sum at most, of terms that were there when it began, and does not
+    A sum over an axis stays one all_reduce, as a run sends it: a path from Partial or Replicate to Replicate on an axis does not
+    shard on that axis in between. Over the axes `jointly` a path has one sum at most, of terms that were there when it began, and does not
     shard on them behind it. For a joint sum may be cheaper than two gathers or scatters, which runs do nevertheless.
     """
     among = np.ix_(even, even)

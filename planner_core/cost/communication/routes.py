@@ -64,6 +64,7 @@ def _between_stages(plan: Plan, phases: Iterable[str]) -> Iterator[tuple[int, in
     for stage, stage_cost in enumerate(cost.stages[:-1]):
         here, there = cut.rank_of(stage), cut.rank_of(stage + 1)
         sent = float(stage_cost.send_bytes * plan.accumulate)
+        # At the turn of a V the next stage is on the same rank, so nothing is sent.
         if here != there:
             yield from (
                 (a, b, sent) for p, a, b in (("forward", here, there), ("backward", there, here)) if p in phases
@@ -88,12 +89,12 @@ def routes(plan: Plan, cluster: Cluster, phases: Iterable[str] = PHASES) -> Iter
 def route(t: Traffic, mesh: DeviceMesh, link: AxisLink) -> tuple[Ints, Ints, Floats]:
     """(from, to, bytes) of one row of traffic, all groups of its axes."""
     groups = rank_groups(mesh.axis_sizes, t.axes)
-    h = hops(t.algorithm, groups.shape[1], link.members, t.kind == "all_reduce")
+    h = hops(t.algorithm, groups.shape[1], link.members)
     num_bytes = np.broadcast_to(h.share * t.wire_bytes, (len(groups), len(h.share)))
     return groups[:, h.src].ravel(), groups[:, h.dst].ravel(), num_bytes.ravel()
 
 
-def hops(algorithm: str, size: int, members: Sequence[int] = (), both_ways: bool = True) -> Hops:
+def hops(algorithm: str, size: int, members: Sequence[int] = ()) -> Hops:
     """Return the messages of one algorithm in a group of `size` ranks. `members` are the units per level, innermost first, if the group
     lies evenly on them. Raises ValueError for an unknown algorithm."""
     here = np.arange(size, dtype=np.int64)
@@ -105,6 +106,7 @@ def hops(algorithm: str, size: int, members: Sequence[int] = (), both_ways: bool
     if algorithm == "hierarchical":
         return _rings_of_rings(size, members)
     if algorithm == "tree":
+        # Inner ranks of one tree are leaves of its mirror, so that the two together load the ranks alike (NCCL's double binary tree).
         edges = [e for order in (here, here[::-1]) for e in _tree_edges(order, tuple(members) or (size,))]
         up = np.array(edges, dtype=np.int64)
         src, dst = np.concatenate([up, up[:, ::-1]]).T
@@ -120,6 +122,7 @@ def _rings_of_rings(size: int, members: Sequence[int]) -> Hops:
         place = here // inside % m
         src.append(here)
         dst.append(here + ((place + 1) % m - place) * inside)
+        # B / inside bytes reach this level, of which a ring of m sends (m-1)/m; a rank sends (size-1)/size of B on all levels.
         share.append(np.full(size, (m - 1) / m / inside * size / (size - 1)))
         inside *= m
     return Hops(np.concatenate(src), np.concatenate(dst), np.concatenate(share))

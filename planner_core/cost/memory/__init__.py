@@ -2,7 +2,7 @@
 
 terms                    every term of the memory of weights, defined once
 standing                 what weights take all through a step
-saved                    which tensors autograd keeps for backward
+saved                    which tensors autograd saves for backward
 storages                 the tensors that one GPU allocates while a block runs
 redistribution_buffers   what a redistribution needs on its way
 in_flight                weights that are gathered ahead, and gradients on their way
@@ -16,6 +16,6 @@ from planner_core.cost.memory.at_peak import PeakTensor, tensors_at_peak
 from planner_core.cost.memory.deep import peak_memory, stage_moments
 from planner_core.cost.memory.forward import BlockMemory, Moment
 from planner_core.cost.memory.peak import block_memories, num_update_tensors, walk
-from planner_core.cost.memory.saved import Rerun, is_recomputed, results_saved_by_readers, rerun_ops, viewed_operands
+from planner_core.cost.memory.saved import Rerun, is_recomputed, rerun_ops, results_saved_by_readers, viewed_operands
 from planner_core.cost.memory.standing import StandingMemory, param_bytes
 from planner_core.cost.memory.terms import WeightBytes, has_working_copy, weight_bytes

@@ -190,7 +190,7 @@ class BackwardMemory:
         site, values = s.plan.sites[op.name], s.block.values
         for value, edge in zip(op.outputs, site.outputs, strict=True):
             if value in self.by_value:
-                moved = s.transit(value, edge.dst.gradient, edge.backward, edge)
+                moved = s.redistribution_bytes(value, edge.dst.gradient, edge.backward, edge)
                 yield self._moment(moved.peak)
                 if moved.result:
                     self.by_value[value] = Gradient(moved.result)
@@ -233,7 +233,7 @@ class BackwardMemory:
         for position, (value, edge) in enumerate(zip(op.inputs, s.plan.sites[op.name].inputs, strict=True)):
             if value in op.saved and s.is_gathered_at_op(op, position):
                 # One after the other: while one weight is gathered, those before it stand whole.
-                peak = max(peak, whole + s.transit(value, edge.src.forward, edge.forward, edge).peak)
+                peak = max(peak, whole + s.redistribution_bytes(value, edge.src.forward, edge.forward, edge).peak)
                 whole += s.bytes_of_key(("taken", op.name, position))
         return whole, peak
 

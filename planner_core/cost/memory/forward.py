@@ -59,11 +59,11 @@ class HandedThrough:
 class CallMemory:
     """What one copy of a block does to the memory of its caller.
 
-    `saved_bytes`: bytes inside that it keeps for backward. `saved_operands`: the operands that it keeps, by position. `results`: the bytes of each
-    result, or the operand that it is. `saved_results`: the results that it keeps. `forward` and `backward`: the highest moments.
-    `gradients`: bytes of each operand's gradient. `grads`: bytes of its weights' gradients. `reduced`: the operands that are weights
-    whose gradients the copy itself reduces. `unit`: its weights that come ahead and its gradients that leave. `last_packed`: bytes of
-    the last gradient that leaves.
+    `saved_bytes`: bytes inside that are saved for backward. `saved_operands`, `saved_results`: the operands, by position, and the
+    results that are saved for it. `results`: the bytes of each result, or the operand that it is. `forward` and `backward`: the highest
+    moments. `gradients`: bytes of each operand's gradient. `grads`: bytes of its weights' gradients. `reduced`: the operands that are
+    weights whose gradients the copy itself reduces. `unit`: its weights that come ahead and its gradients that leave. `last_packed`:
+    bytes of the last gradient that leaves.
     """
 
     saved_bytes: int
@@ -263,7 +263,7 @@ class BlockMemory:
         now += sum(s.size[k] for k in s.saved[op.name] if k[0] == "extra")
         peak = max(peak, now + s.forward_workspace_bytes(op))
         for value, edge in zip(op.outputs, site.outputs, strict=True):
-            peak = max(peak, now + s.transit(value, edge.src.forward, edge.forward, edge).peak)
+            peak = max(peak, now + s.redistribution_bytes(value, edge.src.forward, edge.forward, edge).peak)
             now += s.bytes_of_key(("given", value))
         return Moment(0, 0, max(peak, now))
 

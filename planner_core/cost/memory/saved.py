@@ -1,10 +1,11 @@
-"""Which tensors autograd keeps for the backward pass, also across the boundaries of blocks.
+"""Which tensors autograd saves for the backward pass, also across the boundaries of blocks.
 
-A tensor that one operator makes and another one keeps is one storage, and counts once. Inside a block the operators say what
-they keep. For the results of a block, this module looks at their readers.
+A tensor that one operator makes and another one saves is one storage, and counts once. Inside a block the operators say what
+they save. For the results of a block, this module looks at their readers. (What a plan *keeps*, although its block is recomputed, is
+`BlockPlan.kept`.)
 
-Example: layer k returns h, and layer k + 1 normalises h. The norm keeps its operand, so h is kept, but no operator of layer k says
-so. In 32 layers 31 results are read by a norm of the same block and the last by the final norm: the block's result is kept.
+Example: layer k returns h, and layer k + 1 normalises h. The norm saves its operand, so h is saved, but no operator of layer k says
+so. In 32 layers 31 results are read by a norm of the same block and the last by the final norm: the block's result is saved.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ def viewed_operands(block: Block) -> dict[int, int]:
 
 
 def saved_block_inputs(block: Block) -> set[int]:
-    """Return the input activations of a block whose storage its operators keep."""
-    # Both the value and its root count: a view that is kept keeps the memory that it looks at.
+    """Return the input activations of a block whose storage its operators save."""
+    # Both the value and its root count: a view that is saved holds the memory that it looks at.
     saved = {root(block, v) for op in block.ops for v in op.saved} | {v for op in block.ops for v in op.saved}
     return {v for v in block.inputs if block.values[v].kind == "activation" and (v in saved or root(block, v) in saved)}
 
 
 def values_saved_by_calls(graph: Graph) -> set[int]:
-    """Return the values of the top block that a called block keeps."""
+    """Return the values of the top block that a called block saves."""
     inputs = {name: saved_block_inputs(b) for name, b in graph.blocks.items()}
     return {
         outer
@@ -51,7 +52,7 @@ def values_saved_by_calls(graph: Graph) -> set[int]:
 
 
 def results_saved_by_readers(graph: Graph, in_all_copies: bool = False) -> Mapping[str, set[int]]:
-    """By block: the results that their reader keeps, in most copies of the block, or in all of them."""
+    """By block: the results that their reader saves, in most copies of the block, or in all of them."""
     top = graph.top
     saved = values_saved_by_calls(graph) | {
         v for op in top.ops for s in op.saved for v in (s, root(top, s)) if v not in op.outputs
@@ -64,7 +65,7 @@ def results_saved_by_readers(graph: Graph, in_all_copies: bool = False) -> Mappi
             votes[item.block].update(
                 i for i, o in zip(graph.blocks[item.block].outputs, item.outputs, strict=True) if o in saved
             )
-    # All copies share one network, so the majority decides. Example: 31 of 32 results go to a copy that keeps them: 2 * 31 > 32.
+    # All copies share one network, so the majority decides. Example: 31 of 32 results go to a copy that saves them: 2 * 31 > 32.
     least = {name: calls[name] if in_all_copies else calls[name] // 2 + 1 for name in graph.blocks}
     return {name: {v for v, n in votes[name].items() if n >= least[name]} for name in graph.blocks}
 
@@ -104,13 +105,13 @@ def is_recomputed(op: Op, reruns: Mapping[str, Rerun]) -> bool:
 def lasting_weights(block: Block, ops: Sequence[Op]) -> tuple[set[int], set[int]]:
     """Return the weights that a unit of these ops gathers and that outlive it.
 
-    The first set: weights that another unit views. The second: weights with a view that autograd keeps.
+    The first set: weights that another unit views. The second: weights with a view that autograd saves.
     """
     results = {v for op in ops for v in op.outputs}
     names = {op.name for op in ops}
     later = {v for item in block.items if isinstance(item, Call) or item.name not in names for v in item.inputs}
     saved = {v for op in ops for v in op.saved}
-    # `mass @ mass.T` keeps both factors, which are one memory, so the view is not named there.
+    # `mass @ mass.T` saves both factors, which are one memory, so the view is not named there.
     views = {v for op in ops for v in results.intersection(op.inputs) if root(block, v) in op.saved}
     passed_on = results & (later | set(block.outputs))
     return {root(block, v) for v in passed_on}, {root(block, v) for v in results & saved | views}

@@ -106,7 +106,9 @@ class BlockStorages:
         """Return the bytes of a value on one GPU; of one that is made part by part, those of a part."""
         return local_bytes(self.block, value, placements, self.model) // self.block.values[value].parts
 
-    def transit(self, value: int, start: Placements, steps: tuple[Step, ...], edge: Edge) -> RedistributionMemory:
+    def redistribution_bytes(
+        self, value: int, start: Placements, steps: tuple[Step, ...], edge: Edge
+    ) -> RedistributionMemory:
         """Return the bytes that it takes to redistribute a value, or its gradient, along an edge."""
         if not steps:
             return RedistributionMemory(0, 0)
@@ -119,8 +121,8 @@ class BlockStorages:
         value, edge = op.inputs[position], self.plan.sites[op.name].inputs[position]
         use = self.ahead.get((op.name, position))
         if use is None:
-            return self.transit(value, edge.src.forward, edge.forward, edge)
-        moved = self.transit(value, use.gathered_placements, use.op_steps, edge)
+            return self.redistribution_bytes(value, edge.src.forward, edge.forward, edge)
+        moved = self.redistribution_bytes(value, use.gathered_placements, use.op_steps, edge)
         # Autograd's view keeps the gathered weight alive, so it is counted with what is kept (`_list_gathers` leaves it out of the unit's).
         if use.lasting and not moved.result:
             whole = self.bytes_of(value, use.gathered_placements)
@@ -131,7 +133,9 @@ class BlockStorages:
         """Return what it takes to bring an operand's gradient to where it is summed: of a weight to where it is packed."""
         value, edge = op.inputs[position], self.plan.sites[op.name].inputs[position]
         use = self.ahead.get((op.name, position))
-        return self.transit(value, edge.dst.gradient, edge.backward if use is None else use.first_gradient_steps, edge)
+        return self.redistribution_bytes(
+            value, edge.dst.gradient, edge.backward if use is None else use.first_gradient_steps, edge
+        )
 
     def _add_operand(self, op: Op, position: int, value: int, edge: Edge) -> None:
         kind = self.block.values[value].kind
@@ -159,7 +163,7 @@ class BlockStorages:
             self.size["made", value] = self.bytes_of(value, edge.src.forward)
         if key is not None:  # a view of a stored weight takes no memory
             self.made[value] = key
-        moved = self.transit(value, edge.src.forward, edge.forward, edge).result
+        moved = self.redistribution_bytes(value, edge.src.forward, edge.forward, edge).result
         if moved:
             key = ("given", value)
             self.size["given", value] = moved

@@ -96,6 +96,7 @@ class _Timer(Clock):
             self.compute(work.seconds)
             took, message = self.now - start, work.message
             if message is not None:
+                # One message is two pieces: it occupies its link, and the compute stream waits for all of it.
                 self._add(WorkKind.SEND, start, took, place, work.op, message, work.follows)
                 self._add(WorkKind.WAIT, start, took, place, work.op, message, work.follows)
                 continue

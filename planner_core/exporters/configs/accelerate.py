@@ -6,7 +6,7 @@ import json
 
 from planner_core.core import Plan
 from planner_core.cost import micro_batch, zero_stage
-from planner_core.exporters.configs.common import count_recompute_policies, gradient_dtype
+from planner_core.exporters.configs.common import count_recompute_policies, gradient_dtype, launch_sizes
 from planner_core.exporters.data_parallel import BatchSharding, find_batch_sharding, list_fsdp_remarks
 from planner_core.exporters.remarks import FILE, Remark, RemarkKind
 from planner_core.planning.methods import recompute_by_hand
@@ -20,7 +20,7 @@ USE = Remark("accelerate launch --config_file ", FILE, " train.py, by accelerate
 
 def write_accelerate(plan: Plan) -> tuple[str, tuple[str, ...], None]:
     """Write a file for `accelerate launch --config_file`. Raises InputError for a plan that shards more than the batch."""
-    sharding, nodes = find_batch_sharding(plan), max(1, plan.mesh.num_devices // 8)
+    sharding, (nodes, _) = find_batch_sharding(plan), launch_sizes(plan)
     kind, section, remarks = _write_plugin(plan, sharding)
     lines = [
         f"# {plan.model['name']}, plan {json.dumps(plan.name)}, written by Shardscope: accelerate launch --config_file THIS train.py",

@@ -7,9 +7,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from planner_core.core import InputError, Pipeline, Plan, named_form
+from planner_core.core import Cluster, InputError, Pipeline, Plan, named_form
 from planner_core.cost import workload_of
 from planner_core.planning.methods import TpLayout
+
+
+def launch_sizes(plan: Plan) -> tuple[int, int]:
+    """Return the number of nodes that run a plan, and the processes on each of them: one for each GPU of a node of its cluster."""
+    node = Cluster.from_json(dict(plan.cluster)).levels[0].size
+    # A plan that was scaled down for a few processes does not fill a node.
+    processes = min(plan.num_gpus, node)
+    return -(-plan.num_gpus // processes), processes
 
 
 def list_remarks(

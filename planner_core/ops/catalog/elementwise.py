@@ -27,7 +27,7 @@ def elementwise(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(broadcast_splits(ins, outs[0])))
 
 
-def _alike_broadcast(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+def _broadcast_alike(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Any dim may be sharded. Every result has the shape to which all operands are broadcast."""
     splits = broadcast_splits(ins, outs[0])
     return Rule(tuple(split(s.name, s.inputs, [*s.outputs] * len(outs), *s.divides) for s in splits))
@@ -45,7 +45,7 @@ def _sum(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(broadcast_splits(ins, outs[0])), linear=linear)
 
 
-def _scaled(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+def _scale(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """x * w and x / w are linear in x if the other factor is Replicate. Rounded division is not linear."""
     linear = () if "rounding_mode" in op.attrs else (0,)
     return Rule(tuple(broadcast_splits(ins, outs[0])), linear=linear)
@@ -136,7 +136,7 @@ OPERATORS = (
     *_elementwise_operators(BINARY, elementwise),
     *_elementwise_operators(COMPLEX, elementwise),
     *_elementwise_operators("polygamma mvlgamma fill", elementwise),
-    Operator(name="broadcast_tensors", kind=Kind.MOVE, rule=_alike_broadcast),
+    Operator(name="broadcast_tensors", kind=Kind.MOVE, rule=_broadcast_alike),
     Operator(name="clamp", kind=Kind.ELEMENTWISE, rule=elementwise, spellings=("clip",), arguments="input min max"),
     Operator(name="where", kind=Kind.ELEMENTWISE, rule=elementwise, arguments="condition input other"),
     Operator(name="masked_fill", kind=Kind.ELEMENTWISE, rule=elementwise, arguments="input mask value"),
@@ -147,7 +147,7 @@ OPERATORS = (
     _arithmetic("rsub", _sum),
     _arithmetic(
         "mul",
-        _scaled,
+        _scale,
         "multiply",
         "rmul",
         arguments="input other",
@@ -156,7 +156,7 @@ OPERATORS = (
     ),
     _arithmetic(
         "div",
-        _scaled,
+        _scale,
         "divide",
         "true_divide",
         "truediv",

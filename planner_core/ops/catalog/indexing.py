@@ -109,7 +109,7 @@ def _setitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(splits))
 
 
-def _new(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+def _new_tensor(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Each dim of the result may be sharded, since it is filled with one number. Only the dtype of the operand matters: it may be sharded
     by the dim of the same place and size (the samples of a state), or by any while the result is Replicate."""
     (source, *rest), (result,) = ins, outs
@@ -123,7 +123,7 @@ def _new(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     )
 
 
-def _filled(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+def _fill_like(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """The dims of the operand may be sharded, as in the result. Classes are a new last dim, which stays whole."""
     return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(ins[0]) if n > 1))
 
@@ -168,14 +168,14 @@ OPERATORS = (
         arguments="input bins min max",
         local_execution=LocalExecution.MEMORY,
     ),
-    Operator(name="one_hot", kind=Kind.INDEX, rule=_filled, arguments="input num_classes"),
-    *operators("zeros_like ones_like full_like empty_like", kind=Kind.CREATE, rule=_filled),
+    Operator(name="one_hot", kind=Kind.INDEX, rule=_fill_like, arguments="input num_classes"),
+    *operators("zeros_like ones_like full_like empty_like", kind=Kind.CREATE, rule=_fill_like),
     *operators(
         "new_zeros new_ones new_empty",
         kind=Kind.CREATE,
-        rule=_new,
+        rule=_new_tensor,
         described_by=CallDescription.BY_SHAPES,
         local_execution=LocalExecution.SIZES,
     ),
-    *operators("new_full", kind=Kind.CREATE, rule=_new, local_execution=LocalExecution.SIZES),
+    *operators("new_full", kind=Kind.CREATE, rule=_new_tensor, local_execution=LocalExecution.SIZES),
 )

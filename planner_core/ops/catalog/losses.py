@@ -27,15 +27,15 @@ _BY_WEIGHTS = frozenset({"mse_loss", "l1_loss", "huber_loss"})
 """Losses whose mean divides by the sum of the weights, if there are any, and not by the number of elements."""
 
 
-def _today(rule: RuleFn) -> RuleFn:
+def _without_legacy_arguments(rule: RuleFn) -> RuleFn:
     """Return a rule that leaves a loss whole if it is called by arguments of old (`size_average`, `reduce`), which say another
     reduction."""
 
-    def checked(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    def rule_unless_legacy(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         old = any(op.attrs.get(name) is not None for name in ("size_average", "reduce"))
         return Rule(()) if old else rule(op, ins, outs)
 
-    return checked
+    return rule_unless_legacy
 
 
 def _cross_entropy(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -71,13 +71,13 @@ def _per_target(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(splits))
 
 
-def _log_softmax_kept(local: LocalBytes) -> int:
+def _saved_log_softmax_bytes(local: LocalBytes) -> int:
     """Return the bytes of the log-softmax, which cross-entropy keeps. Sharded by class it is in 32-bit
     (`runtime/program/operators/functions.py`)."""
     return 4 * local.ins[0] // local.item_bytes[0] if "classes" in local.splits else local.ins[0]
 
 
-def _log_softmax_used(local: LocalBytes) -> int:
+def _backward_log_softmax_bytes(local: LocalBytes) -> int:
     """Return the bytes that cross-entropy uses in backward beside the gradient of the logits: one copy of it. Sharded by class, the 32-bit
     tensor becomes the gradient, and only a gradient of fewer bits is a copy."""
     if "classes" not in local.splits:
@@ -124,8 +124,8 @@ _LOSSES = (
         spellings=("cross_entropy_loss",),
         arguments="input target weight size_average ignore_index reduce reduction label_smoothing",
         defaults={"reduction": "mean", "ignore_index": -100, "label_smoothing": 0.0},
-        extra_saved_bytes=_log_softmax_kept,
-        backward_workspace_bytes=_log_softmax_used,
+        extra_saved_bytes=_saved_log_softmax_bytes,
+        backward_workspace_bytes=_backward_log_softmax_bytes,
         is_logits_loss=True,
         # forward: log-softmax and the loss. Backward: the gradient, the zeros of the sparse gradient, and log-softmax's gradient.
         # For a float32 loss of bfloat16 logits that is 30.8 bytes per logit, with 12 of the casts: fitted to published runs
@@ -174,4 +174,4 @@ _LOSSES = (
     ),
     *operators("ctc_loss", kind=Kind.LOSS, rule=_ctc_loss, leads_group=False, local_execution=LocalExecution.MEAN),
 )
-OPERATORS = tuple(replace(loss, rule=_today(loss.rule)) for loss in _LOSSES)
+OPERATORS = tuple(replace(loss, rule=_without_legacy_arguments(loss.rule)) for loss in _LOSSES)

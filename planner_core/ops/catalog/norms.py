@@ -42,12 +42,12 @@ def _batch_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule((batch, split("d1", [1, *rest], [1], channels)))
 
 
-def _statistics_kept(name: str, saved_shape: tuple[int, ...], ins: Shapes) -> bool:
+def _splits_saved_statistics(name: str, saved_shape: tuple[int, ...], ins: Shapes) -> bool:
     """Return whether the split also shards a kept tensor: batch statistics do not have a batch dim."""
     return not (name == "d0" and len(saved_shape) == 1)
 
 
-def _statistics_exchanged(local: LocalBytes) -> int:
+def _exchanged_statistics_bytes(local: LocalBytes) -> int:
     """Return the bytes that backward uses if the batch is sharded: our own operators exchange the statistics in 32-bit, with four tensors
     of the operand's shape, the last of which becomes the gradient in the operand's dtype."""
     size = local.item_bytes[0]
@@ -61,7 +61,7 @@ def _weight_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(split(f"d{d}", [d, d], [d], v[d]) for d in lengths if len(lengths) == 1 and v[d] == g[d]))
 
 
-def _pooled(num_spatial: int | None) -> RuleFn:
+def _pooling(num_spatial: int | None) -> RuleFn:
     """Return the rule of pooling: all dims except the last `num_spatial` may be sharded; None: samples and channels may."""
 
     def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -72,7 +72,7 @@ def _pooled(num_spatial: int | None) -> RuleFn:
     return rule
 
 
-def _unpooled(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+def _unpooling(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Samples and channels may be sharded. The indices are within a channel of a sample."""
     return Rule(
         tuple(
@@ -81,7 +81,7 @@ def _unpooled(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     )
 
 
-def _samples(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+def _split_samples(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Samples may be sharded."""
     batched = len(ins[0]) > 3 and ins[0][0] == outs[0][0] > 1
     return Rule((split("d0", [0], [0], ins[0][0]),) if batched else ())
@@ -111,8 +111,8 @@ OPERATORS = (
         kind=Kind.NORM,
         rule=_batch_norm,
         arguments="input running_mean running_var weight bias training momentum eps",
-        splits_saved=_statistics_kept,
-        backward_workspace_bytes=_statistics_exchanged,
+        splits_saved=_splits_saved_statistics,
+        backward_workspace_bytes=_exchanged_statistics_bytes,
         local_execution=LocalExecution.EXCHANGE,
     ),
     # it is made of a weight, so it belongs to the group of the product that uses the weight
@@ -125,21 +125,21 @@ OPERATORS = (
         leads_group=False,
     ),
     *operators(
-        "max_pool1d avg_pool1d adaptive_avg_pool1d max_pool1d_with_indices lp_pool1d", kind=Kind.POOL, rule=_pooled(1)
+        "max_pool1d avg_pool1d adaptive_avg_pool1d max_pool1d_with_indices lp_pool1d", kind=Kind.POOL, rule=_pooling(1)
     ),
     *operators(
-        "max_pool2d avg_pool2d adaptive_max_pool2d max_pool2d_with_indices lp_pool2d", kind=Kind.POOL, rule=_pooled(2)
+        "max_pool2d avg_pool2d adaptive_max_pool2d max_pool2d_with_indices lp_pool2d", kind=Kind.POOL, rule=_pooling(2)
     ),
-    Operator(name="adaptive_avg_pool2d", kind=Kind.POOL, rule=_pooled(2), spellings=("_adaptive_avg_pool2d",)),
-    *operators("adaptive_max_pool1d", kind=Kind.POOL, rule=_pooled(1)),
+    Operator(name="adaptive_avg_pool2d", kind=Kind.POOL, rule=_pooling(2), spellings=("_adaptive_avg_pool2d",)),
+    *operators("adaptive_max_pool1d", kind=Kind.POOL, rule=_pooling(1)),
     *operators(
         "max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d max_pool3d_with_indices lp_pool3d",
         kind=Kind.POOL,
-        rule=_pooled(3),
+        rule=_pooling(3),
     ),
-    *operators("max_unpool1d max_unpool2d max_unpool3d", kind=Kind.POOL, rule=_unpooled),
-    *operators("interpolate upsample pixel_shuffle", kind=Kind.POOL, rule=_pooled(None)),
-    *operators("pixel_unshuffle channel_shuffle local_response_norm", kind=Kind.POOL, rule=_samples),
+    *operators("max_unpool1d max_unpool2d max_unpool3d", kind=Kind.POOL, rule=_unpooling),
+    *operators("interpolate upsample pixel_shuffle", kind=Kind.POOL, rule=_pooling(None)),
+    *operators("pixel_unshuffle channel_shuffle local_response_norm", kind=Kind.POOL, rule=_split_samples),
     *operators(
         "grid_sample", kind=Kind.POOL, rule=_grid_sample, arguments="input grid mode padding_mode align_corners"
     ),

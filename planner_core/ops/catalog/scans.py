@@ -14,19 +14,19 @@ CHUNK = 64
 """Tokens of a chunk if the call does not say it."""
 
 
-def _names(op: Op, count: int) -> tuple[str, ...]:
+def _operand_names(op: Op, count: int) -> tuple[str, ...]:
     names = op.attrs.get("arg_names")
     return tuple(str(n) for n in names) if isinstance(names, tuple) and len(names) == count else ()
 
 
 def _split_at(op: Op, name: str, where: dict[str, int], count: int, out: int, *divides: int) -> Split:
-    dims: list[DimOf] = [where.get(n) for n in _names(op, count)]
+    dims: list[DimOf] = [where.get(n) for n in _operand_names(op, count)]
     return split(name, dims, [out], *divides)
 
 
 def _selective_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Samples and channels may be sharded. Every channel has states of its own; all channels share B and C."""
-    if not _names(op, len(ins)):
+    if not _operand_names(op, len(ins)):
         return unknown(op, ins, outs)
     batch = dict.fromkeys(("hidden_states", "dt", "B", "C", "z"), 0)
     channels = {"hidden_states": 1, "dt": 1, "A": 0, "D": 0, "z": 1, "delta_bias": 0}
@@ -37,7 +37,7 @@ def _selective_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 def _chunk_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Samples and heads may be sharded. Every head has states of its own. The heads of a group share B and C, so the number of parts
     must divide the groups, unless there is one group."""
-    names = _names(op, len(ins))
+    names = _operand_names(op, len(ins))
     if not names:
         return unknown(op, ins, outs)
     b, _, heads, _ = outs[0]
@@ -51,7 +51,7 @@ def _chunk_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 def _delta_rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Return the rule of operands [b, s, h, ...]. Samples may be sharded, and heads if queries and values have equally many."""
-    names = _names(op, len(ins))
+    names = _operand_names(op, len(ins))
     splits = [split("batch", [0] * len(ins), [0], outs[0][0])]
     if names and len({shape[2] for shape in ins}) == 1:
         splits.append(split("heads", [2] * len(ins), [2], outs[0][2]))
@@ -77,13 +77,13 @@ def _linear_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 # --- recurrent layers: a hidden state is multiplied with whole weights in each step ---
 
 
-def _batch(ins: Shapes, samples: list[int], states: int, dims: list[DimOf], size: int) -> Rule:
+def _recurrent_rule(ins: Shapes, samples: list[int], states: int, dims: list[DimOf], size: int) -> Rule:
     """Return the one split: `samples` are the dims of the samples in the first operand and in the states that follow it."""
     weights: list[DimOf] = [None] * (len(ins) - 1 - states)
     return Rule((split("batch", [*samples, *weights], dims, size),) if size > 1 else ())
 
 
-def _layers(states: int) -> RuleFn:
+def _recurrent_layers(states: int) -> RuleFn:
     """Return the rule of layers that take `states` tensors [layers, samples, width] beside their input, and return as many."""
 
     def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -91,18 +91,18 @@ def _layers(states: int) -> RuleFn:
         if not isinstance(first, bool) or len(ins[0]) != 3:
             return unknown(op, ins, outs)
         at = 0 if first else 1
-        return _batch(ins, [at, *[1] * states], states, [at, *[1] * states], ins[0][at])
+        return _recurrent_rule(ins, [at, *[1] * states], states, [at, *[1] * states], ins[0][at])
 
     return rule
 
 
-def _cell(states: int) -> RuleFn:
+def _recurrent_cell(states: int) -> RuleFn:
     """Return the rule of one step of one layer: every tensor but the weights is [samples, width]."""
 
     def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         if len(ins[0]) != 2:
             return Rule(())
-        return _batch(ins, [0] * (1 + states), states, [0] * len(outs), ins[0][0])
+        return _recurrent_rule(ins, [0] * (1 + states), states, [0] * len(outs), ins[0][0])
 
     return rule
 
@@ -110,39 +110,39 @@ def _cell(states: int) -> RuleFn:
 # --- work --------------------------------------------------------------------------------------------
 
 
-def _scan(flops: int, sizes: Sizes) -> tuple[Part, ...]:
+def _scan_parts(flops: int, sizes: Sizes) -> tuple[Part, ...]:
     """Return a scan of `flops` FLOPs. Its backward takes twice as many."""
     return (fused_part(Scan(flops), Scan(2 * flops), range(len(sizes.ins))),)
 
 
 def _selective_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     """9 FLOPs for each state (the count of its authors)."""
-    return _scan(9 * math.prod(sizes.outs[0]) * sizes.ins[2][1], sizes)
+    return _scan_parts(9 * math.prod(sizes.outs[0]) * sizes.ins[2][1], sizes)
 
 
 def _wkv_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     """Two sums, each multiplied, added to and read: 12 FLOPs for each channel of each token."""
-    return _scan(12 * math.prod(sizes.outs[0]), sizes)
+    return _scan_parts(12 * math.prod(sizes.outs[0]), sizes)
 
 
 def _linear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     """Return a product and a sum for each channel of each token."""
-    return _scan(2 * math.prod(sizes.outs[0]), sizes)
+    return _scan_parts(2 * math.prod(sizes.outs[0]), sizes)
 
 
 def _chunk_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    return _chunked(op, sizes, states=sizes.ins[3][3], with_state=2)
+    return _chunked_scan_parts(op, sizes, states=sizes.ins[3][3], with_state=2)
 
 
 def _delta_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    return _chunked(op, sizes, states=sizes.ins[0][3], with_state=3)
+    return _chunked_scan_parts(op, sizes, states=sizes.ins[0][3], with_state=3)
 
 
 def _mlstm_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    return _chunked(op, sizes, states=sizes.ins[0][3], with_state=2)
+    return _chunked_scan_parts(op, sizes, states=sizes.ins[0][3], with_state=2)
 
 
-def _chunked(op: Op, sizes: Sizes, states: int, with_state: int) -> tuple[Part, ...]:
+def _chunked_scan_parts(op: Op, sizes: Sizes, states: int, with_state: int) -> tuple[Part, ...]:
     """Two products inside chunks of tokens (scores, values), and `with_state` products with the state between chunks.
 
     A chunk adds to the state, and its tokens read the state (Mamba-2, section 6): two products. The delta rule also reads what it
@@ -152,7 +152,7 @@ def _chunked(op: Op, sizes: Sizes, states: int, with_state: int) -> tuple[Part, 
     rows = math.prod(sizes.outs[0][:3])
     # Example for one token of one head, chunk 64, 128 states, width 64, two products with the state:
     # 2 * (64 * 192 + 2 * 128 * 64) = 2 * (12288 + 16384) = 57344 FLOPs.
-    return _scan(2 * rows * (chunk * (states + width) + with_state * states * width), sizes)
+    return _scan_parts(2 * rows * (chunk * (states + width) + with_state * states * width), sizes)
 
 
 def _layers_work(states: int) -> WorkFn:
@@ -196,11 +196,14 @@ OPERATORS = (
     Operator(name="wkv", kind=Kind.SCAN, rule=_wkv, work=_wkv_work),
     Operator(name="linear_scan", kind=Kind.SCAN, rule=_linear_scan, work=_linear_work),
     Operator(name="mlstm", kind=Kind.SCAN, rule=_mlstm, work=_mlstm_work),
-    Operator(name="lstm", kind=Kind.SCAN, rule=_layers(2), work=_layers_work(2)),
-    *(Operator(name=n, kind=Kind.SCAN, rule=_layers(1), work=_layers_work(1)) for n in ("gru", "rnn_tanh", "rnn_relu")),
-    Operator(name="lstm_cell", kind=Kind.SCAN, rule=_cell(2), work=_cell_work(2)),
+    Operator(name="lstm", kind=Kind.SCAN, rule=_recurrent_layers(2), work=_layers_work(2)),
     *(
-        Operator(name=n, kind=Kind.SCAN, rule=_cell(1), work=_cell_work(1))
+        Operator(name=n, kind=Kind.SCAN, rule=_recurrent_layers(1), work=_layers_work(1))
+        for n in ("gru", "rnn_tanh", "rnn_relu")
+    ),
+    Operator(name="lstm_cell", kind=Kind.SCAN, rule=_recurrent_cell(2), work=_cell_work(2)),
+    *(
+        Operator(name=n, kind=Kind.SCAN, rule=_recurrent_cell(1), work=_cell_work(1))
         for n in ("gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
     ),
 )

@@ -67,13 +67,15 @@ def _view(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         # Both extents have to divide. Example: [2, 6] to [12] in 4 parts: 12 / 4 is 3, but 2 samples cannot be cut in 4.
         splits.append(split(f"d{i}", [i, *rest], [j], ins[0][i], outs[0][j]))
         if inner and not under:
-            splits.append(_within(f"d{inner[0]}", (inner[0], *rest), j, ins[0][inner[0]], (f"d{i}", ins[0][i])))
+            splits.append(_inner_split(f"d{inner[0]}", (inner[0], *rest), j, ins[0][inner[0]], (f"d{i}", ins[0][i])))
         elif under and not inner:
-            splits.append(_within(f"d{i}.{under[0]}", (i, *rest), under[0], outs[0][under[0]], (f"d{i}", outs[0][j])))
+            splits.append(
+                _inner_split(f"d{i}.{under[0]}", (i, *rest), under[0], outs[0][under[0]], (f"d{i}", outs[0][j]))
+            )
     return Rule(tuple(splits), linear=(0,))
 
 
-def _within(name: str, ins: tuple[DimOf, ...], out: int, extent: int, outer: tuple[str, int]) -> Split:
+def _inner_split(name: str, ins: tuple[DimOf, ...], out: int, extent: int, outer: tuple[str, int]) -> Split:
     return Split(name, ins, (out,), (extent,), within=outer)
 
 
@@ -139,36 +141,36 @@ def _getitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Return the rule of an index: dims that are taken whole may be sharded, and those of tensors of indices, but none that is cut or
     picked from."""
     index = op.attrs.get("index", ())
-    return _taken(list(index) if isinstance(index, tuple) else [], ins, outs)
+    return _index_rule(list(index) if isinstance(index, tuple) else [], ins, outs)
 
 
 def _select(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """One index of a dim, which vanishes. All other dims may be sharded."""
     cut = dims_attr(op, "dim", len(ins[0]))[0]
-    return _taken([("int", 0) if d == cut else _FULL for d in range(len(ins[0]))], ins, outs)
+    return _index_rule([("int", 0) if d == cut else _FULL for d in range(len(ins[0]))], ins, outs)
 
 
 def _narrow(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Return the rule of a piece of a dim, which stays whole. All other dims may be sharded."""
     cut = dims_attr(op, "dim", len(ins[0]))[0]
-    return _taken([("slice", 0, outs[0][cut], 1) if d == cut else _FULL for d in range(len(ins[0]))], ins, outs)
+    return _index_rule([("slice", 0, outs[0][cut], 1) if d == cut else _FULL for d in range(len(ins[0]))], ins, outs)
 
 
 _FULL = ("slice", None, None, None)
 
 
-def _taken(index: list[object], ins: Shapes, outs: Shapes) -> Rule:
+def _index_rule(index: list[object], ins: Shapes, outs: Shapes) -> Rule:
     """Dims that are taken whole, and those of tensors of indices. These stand, broadcast, in place of the dims that they index."""
     kinds = [item[0] if isinstance(item, tuple) and item else "slice" for item in index]
     picks = [k for k, kind in enumerate(kinds) if kind in _PICKS]
-    if picks and not _side_by_side(index, kinds, picks, len(ins)):
+    if picks and not _are_indices_adjacent(index, kinds, picks, len(ins)):
         return Rule(())
     rest: list[DimOf] = [None] * (len(ins) - 1)
     splits, i, j = [], 0, 0
     for k, kind in enumerate(kinds):
         if kind in _PICKS:
             if k == picks[0]:
-                splits += _picked(ins, outs, j)
+                splits += _picked_splits(ins, outs, j)
                 j += max((len(shape) for shape in ins[1:]), default=1)
             i += 1
             continue
@@ -187,7 +189,7 @@ _PICKS = ("tensor", "other")
 """Kinds of items of an index that pick from a dim."""
 
 
-def _side_by_side(index: list[object], kinds: list[object], picks: list[int], num_operands: int) -> bool:
+def _are_indices_adjacent(index: list[object], kinds: list[object], picks: list[int], num_operands: int) -> bool:
     """Return whether all that picks are tensors of indices without a gap, or one list of numbers. A mask picks as many as its values
     say."""
     if "int" in kinds or ("tensor", "mask") in index or picks != list(range(picks[0], picks[-1] + 1)):
@@ -198,7 +200,7 @@ def _side_by_side(index: list[object], kinds: list[object], picks: list[int], nu
     return len(picks) == 1 and isinstance(numbers, tuple) and all(type(n) is int for n in numbers)
 
 
-def _picked(ins: Shapes, outs: Shapes, first: int) -> list[Split]:
+def _picked_splits(ins: Shapes, outs: Shapes, first: int) -> list[Split]:
     """Return the splits of the dims of indices: what is picked from is whole."""
     rank = max((len(shape) for shape in ins[1:]), default=0)
     splits = []
@@ -216,20 +218,20 @@ def _pad(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     known = isinstance(pad, tuple) and len(sizes) == len(pad)
     touched = {rank - 1 - i // 2 for i, n in enumerate(sizes) if n} if known else range(rank)
     zero = op.attrs.get("value") in (None, 0, 0.0) and op.attrs.get("mode", "constant") in ("constant", None)
-    return _but(touched, ins, outs, linear=zero)
+    return _rule_of_other_dims(touched, ins, outs, linear=zero)
 
 
-def _turned(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+def _roll(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Dims that are not rolled or flipped may be sharded. Without `dims` all dims are rolled or flipped."""
-    return _but(dims_attr(op, "dims", len(ins[0])), ins, outs)
+    return _rule_of_other_dims(dims_attr(op, "dims", len(ins[0])), ins, outs)
 
 
-def _triangle(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+def _triangular(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """All dims except the last two may be sharded."""
-    return _but((len(ins[0]) - 1, len(ins[0]) - 2), ins, outs)
+    return _rule_of_other_dims((len(ins[0]) - 1, len(ins[0]) - 2), ins, outs)
 
 
-def _but(touched: Collection[int], ins: Shapes, outs: Shapes, linear: bool = True) -> Rule:
+def _rule_of_other_dims(touched: Collection[int], ins: Shapes, outs: Shapes, linear: bool = True) -> Rule:
     same = [d for d, (n, size) in enumerate(zip(ins[0], outs[0], strict=False)) if n == size > 1 and d not in touched]
     return Rule(tuple(split(f"d{d}", [d], [d], ins[0][d]) for d in same), linear=(0,) if linear else ())
 
@@ -276,26 +278,26 @@ def _diagonal(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 def _complex_parts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Return the rule of a last dim of size two that becomes the parts of a complex number, or the reverse. Other dims may be sharded."""
-    return _but((), ins, outs)
+    return _rule_of_other_dims((), ins, outs)
 
 
-def _copied(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+def _copy(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Any dim may be sharded. The written value may be broadcast, and the old values do not matter."""
     return Rule(tuple(broadcast_splits(ins, outs[0])))
 
 
-def _by_tensor(op: Op) -> bool:
+def _has_tensor_index(op: Op) -> bool:
     """Return whether an index holds a tensor or a list: then the result is a copy."""
     index = op.attrs.get("index")
     items = index if isinstance(index, tuple) else ()
     return any(isinstance(i, tuple) and i[:1] in (("tensor",), ("other",)) for i in items)
 
 
-def _views(names: str, rule: RuleFn, **common: Any) -> tuple[Operator, ...]:
+def _view_operators(names: str, rule: RuleFn, **common: Any) -> tuple[Operator, ...]:
     return operators(names, kind=Kind.VIEW, rule=rule, **common)
 
 
-def _moves(names: str, rule: RuleFn, **common: Any) -> tuple[Operator, ...]:
+def _move_operators(names: str, rule: RuleFn, **common: Any) -> tuple[Operator, ...]:
     return operators(names, kind=Kind.MOVE, rule=rule, **common)
 
 
@@ -303,54 +305,56 @@ _SHAPED = {"described_by": CallDescription.BY_SHAPES, "local_execution": LocalEx
 _CUT = {"described_by": CallDescription.BY_SIZES, "local_execution": LocalExecution.SIZES}
 
 OPERATORS = (
-    *_views("view", _view, **_SHAPED, spellings=("_unsafe_view", "_reshape_alias")),
-    *_views("view_as flatten unflatten", _view, **_SHAPED),
-    *_moves("reshape reshape_as ravel", _view, **_SHAPED),
-    *_views("squeeze", _view, arguments="input dim", local_execution=LocalExecution.SIZES),
-    *_views("unsqueeze", _view, arguments="input dim", described_by=CallDescription.BY_NEW_DIM),
-    *_views("transpose", _permute, described_by=CallDescription.BY_ORDER, spellings=("swapaxes", "swapdims")),
-    *_views("movedim", _permute, described_by=CallDescription.BY_ORDER, spellings=("moveaxis",)),
-    *_views("T", _permute, described_by=CallDescription.BY_ORDER, spellings=("numpy_T",)),
-    *_views("H", _permute, described_by=CallDescription.BY_ORDER, spellings=("matrix_H",)),
-    *_views("permute t mT mH adjoint", _permute, described_by=CallDescription.BY_ORDER),
-    *_views("expand expand_as broadcast_to", _expand, **_SHAPED),
-    *_views("split", _split, arguments="input split_size dim", default_dim=0, **_CUT),
-    *_views("chunk", _split, arguments="input chunks dim", default_dim=0, **_CUT),
-    *_views("tensor_split split_with_sizes unsafe_chunk unsafe_split", _split, **_CUT),
-    *_views("unbind", _unbind, arguments="input dim", default_dim=0, described_by=CallDescription.BY_DIM),
-    *_views("select", _select, arguments="input dim index"),
-    *_views("narrow", _narrow, arguments="input dim start length"),
-    *_views(
+    *_view_operators("view", _view, **_SHAPED, spellings=("_unsafe_view", "_reshape_alias")),
+    *_view_operators("view_as flatten unflatten", _view, **_SHAPED),
+    *_move_operators("reshape reshape_as ravel", _view, **_SHAPED),
+    *_view_operators("squeeze", _view, arguments="input dim", local_execution=LocalExecution.SIZES),
+    *_view_operators("unsqueeze", _view, arguments="input dim", described_by=CallDescription.BY_NEW_DIM),
+    *_view_operators("transpose", _permute, described_by=CallDescription.BY_ORDER, spellings=("swapaxes", "swapdims")),
+    *_view_operators("movedim", _permute, described_by=CallDescription.BY_ORDER, spellings=("moveaxis",)),
+    *_view_operators("T", _permute, described_by=CallDescription.BY_ORDER, spellings=("numpy_T",)),
+    *_view_operators("H", _permute, described_by=CallDescription.BY_ORDER, spellings=("matrix_H",)),
+    *_view_operators("permute t mT mH adjoint", _permute, described_by=CallDescription.BY_ORDER),
+    *_view_operators("expand expand_as broadcast_to", _expand, **_SHAPED),
+    *_view_operators("split", _split, arguments="input split_size dim", default_dim=0, **_CUT),
+    *_view_operators("chunk", _split, arguments="input chunks dim", default_dim=0, **_CUT),
+    *_view_operators("tensor_split split_with_sizes unsafe_chunk unsafe_split", _split, **_CUT),
+    *_view_operators("unbind", _unbind, arguments="input dim", default_dim=0, described_by=CallDescription.BY_DIM),
+    *_view_operators("select", _select, arguments="input dim index"),
+    *_view_operators("narrow", _narrow, arguments="input dim start length"),
+    *_view_operators(
         "getitem",
         _getitem,
         described_by=CallDescription.BY_INDEX,
-        copies_when=_by_tensor,
+        copies_when=_has_tensor_index,
         title="index",
         spellings=("slice", "index"),
     ),
-    *_views("detach", linear_unary, passes_gradient_through=True),
-    *_views("alias", linear_unary, passes_gradient_through=True, spellings=("lift_fresh", "lift_fresh_copy")),
-    *_views("identity", linear_unary, passes_gradient_through=True),
-    *_views("data real imag", linear_unary),
-    *_views("view_as_complex view_as_real", _complex_parts),
-    *_views("diagonal", _diagonal, arguments="input offset dim1 dim2"),
-    *_views(
+    *_view_operators("detach", linear_unary, passes_gradient_through=True),
+    *_view_operators("alias", linear_unary, passes_gradient_through=True, spellings=("lift_fresh", "lift_fresh_copy")),
+    *_view_operators("identity", linear_unary, passes_gradient_through=True),
+    *_view_operators("data real imag", linear_unary),
+    *_view_operators("view_as_complex view_as_real", _complex_parts),
+    *_view_operators("diagonal", _diagonal, arguments="input offset dim1 dim2"),
+    *_view_operators(
         "as_strided", _as_strided, arguments="input size stride storage_offset", local_execution=LocalExecution.SIZES
     ),
     # the method cuts windows along a dim, as a view; the function makes patches of images
-    *_views("unfold", _unfold, arguments="input dimension size step", copies_when=lambda op: "kernel_size" in op.attrs),
-    *_moves("clone", linear_unary),
-    *_moves("contiguous", linear_unary, passes_gradient_through=True),
-    *_moves("copy_", _copied),
-    *_moves("repeat", _repeat, described_by=CallDescription.BY_SHAPES),
-    *_moves("repeat_interleave", _repeat, arguments="input repeats dim"),
-    *_moves("tile", _repeat),
-    *_moves("cat", _cat, arguments="tensors dim", default_dim=0, spellings=("concat", "concatenate")),
-    *_moves("stack", _cat, arguments="tensors dim", default_dim=0, described_by=CallDescription.BY_NEW_DIM),
-    *_moves("hstack", _cat),
-    *_moves("pad", _pad, arguments="input pad mode value"),
-    *_moves("constant_pad_nd", _pad, arguments="input pad value"),
-    *_moves("roll", _turned, arguments="input shifts dims"),
-    *_moves("flip", _turned, arguments="input dims"),
-    *_moves("tril triu", _triangle, arguments="input diagonal"),
+    *_view_operators(
+        "unfold", _unfold, arguments="input dimension size step", copies_when=lambda op: "kernel_size" in op.attrs
+    ),
+    *_move_operators("clone", linear_unary),
+    *_move_operators("contiguous", linear_unary, passes_gradient_through=True),
+    *_move_operators("copy_", _copy),
+    *_move_operators("repeat", _repeat, described_by=CallDescription.BY_SHAPES),
+    *_move_operators("repeat_interleave", _repeat, arguments="input repeats dim"),
+    *_move_operators("tile", _repeat),
+    *_move_operators("cat", _cat, arguments="tensors dim", default_dim=0, spellings=("concat", "concatenate")),
+    *_move_operators("stack", _cat, arguments="tensors dim", default_dim=0, described_by=CallDescription.BY_NEW_DIM),
+    *_move_operators("hstack", _cat),
+    *_move_operators("pad", _pad, arguments="input pad mode value"),
+    *_move_operators("constant_pad_nd", _pad, arguments="input pad value"),
+    *_move_operators("roll", _roll, arguments="input shifts dims"),
+    *_move_operators("flip", _roll, arguments="input dims"),
+    *_move_operators("tril triu", _triangular, arguments="input diagonal"),
 )

@@ -70,19 +70,20 @@ def eliminate(
     rank = {v: i for i, v in enumerate(sequence)}
     remaining: list[Table] = []
 
-    def put(table: Table) -> None:
+    def add_table(table: Table) -> None:
         first = min((v for v in table[0] if v in rank), key=lambda v: rank[v], default=None)
         (remaining if first is None else pool.setdefault(first, [])).append(table)
 
     # A table waits at its first variable in the order. So each table is added exactly once, and a message always goes to a later variable.
     for table in tables:
-        put(table)
+        add_table(table)
     steps: Steps = []
     for v in sequence:
+        # Small tables go first, so that few sums have the full size.
         tables_of_v = sorted(pool.pop(v, []), key=lambda t: t[1].size)
         others = order_largest_last((o for scope, _ in tables_of_v for o in scope if o != v), sizes)
         steps.append((v, tables_of_v))
-        put((others, _minimum_over(tables_of_v, v, others, sizes)))
+        add_table((others, _minimum_over(tables_of_v, v, others)))
     return Elimination(tuple(keep), add_tables(remaining, tuple(keep), sizes), steps)
 
 
@@ -91,13 +92,12 @@ def order_largest_last(names: Iterable[str], sizes: Mapping[str, int]) -> tuple[
     return tuple(sorted(dict.fromkeys(names), key=sizes.__getitem__))
 
 
-def _minimum_over(tables: Sequence[Table], v: str, others: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
+def _minimum_over(tables: Sequence[Table], v: str, others: tuple[str, ...]) -> Floats:
     """[others]: the minimum over the states of `v` of the sum of the tables."""
     scope = (v, *others)
     if not tables:
         return np.zeros(())
-    ordered = sorted(tables, key=lambda t: t[1].size)  # small tables go first, so that few sums have the full size
-    return np.asarray(least_sum([_broadcast(table, scope)[None] for table in ordered])[0])
+    return np.asarray(least_sum([_broadcast(table, scope)[None] for table in tables])[0])
 
 
 def fix_variables(tables: Sequence[Table], states: Mapping[str, int]) -> list[Table]:

@@ -141,13 +141,13 @@ def _varied_orders(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> tuple
 
 
 def _order_with_noise(graph: _GraphWithFill, keep: tuple[str, ...], seed: int) -> _Order:
-    """Return the order by the last rule, with a cost of each variable that is raised by chance."""
+    """Return the order by the last rule, with a cost of each variable that is raised by noise."""
     most = VARIED[seed % 2]
-    return _greedy(graph, keep, lambda v: graph.weighted_fill(v) * (1 + most * _chance(seed, v)))
+    return _greedy(graph, keep, lambda v: graph.weighted_fill(v) * (1 + most * _repeatable_noise(seed, v)))
 
 
 @lru_cache(maxsize=65_536)
-def _chance(seed: int, v: str) -> float:
+def _repeatable_noise(seed: int, v: str) -> float:
     """Return a number below 1 that follows from the seed and the name alone, so that every run and every machine finds the same order."""
     return random.Random(f"{seed} {v}").random()
 

@@ -42,6 +42,8 @@ MAX_PROOF_POINTS = 2_000_000
 same plan."""
 MAX_UNIT_POINTS = 400_000
 """Points that may be formed to settle units of one model on one mesh: without prices of memory, and at all prices together."""
+SKYLINE_CHUNK = 256
+"""Points that are compared with each other at once, by a table with an entry for each pair of them."""
 POINTS_PER_CHUNK = 200_000
 """Points that are formed at once before the dominated ones are dropped."""
 NUM_NEIGHBOURS = 8
@@ -315,13 +317,14 @@ def _staircase(g: Ints, second: Ints) -> NDArray[np.bool_]:
     return keep
 
 
-def _skyline(points: Ints, chunk: int = 256) -> NDArray[np.bool_]:
+def _skyline(points: Ints) -> NDArray[np.bool_]:
     """[point]: whether no point before it is at most as large in all columns. Points are sorted by a sum that is not among these."""
     keep = np.zeros(len(points), dtype=bool)
     columns = np.ascontiguousarray(points.T)
     kept_columns = columns[:, :0]
-    for start in range(0, len(points), chunk):
-        part, where = columns[:, start : start + chunk], np.arange(start, min(start + chunk, len(points)))
+    for start in range(0, len(points), SKYLINE_CHUNK):
+        end = min(start + SKYLINE_CHUNK, len(points))
+        part, where = columns[:, start:end], np.arange(start, end)
         if kept_columns.shape[1]:
             alive = ~_at_most(kept_columns, part).any(axis=0)
             part, where = part[:, alive], where[alive]

@@ -162,7 +162,7 @@ class _Network:
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self.tables = _absorb_smaller(tables)
-        self.separators = _separators([names for names, _ in self.tables])
+        self.separators = _find_separators([names for names, _ in self.tables])
 
     @property
     def bound(self) -> float:
@@ -208,7 +208,7 @@ class _Network:
             for v in changed:
                 marginals = [_min_marginal(tables[k], (v,)) for k in tables_of[v]]
                 least = sum(marginals[1:], marginals[0])
-                best[v], lead[v] = int(least.argmin()), _lead(least)
+                best[v], lead[v] = int(least.argmin()), _lead_of_best(least)
             # The variable whose second best state is furthest from the best: it is the least in doubt.
             v = max(lead, key=lambda name: (lead[name], name))
             del lead[v]
@@ -235,7 +235,7 @@ def _absorb_smaller(tables: Sequence[Table]) -> list[Table]:
     return merged
 
 
-def _separators(scopes: Sequence[Scope]) -> list[tuple[Scope, list[int]]]:
+def _find_separators(scopes: Sequence[Scope]) -> list[tuple[Scope, list[int]]]:
     """Return what tables share: each variable that stands in several of them, and each set of variables that two have in common; with
     the numbers of the tables that have it. The largest come last."""
     shared: set[Scope] = {(v,) for scope in scopes for v in scope}
@@ -252,7 +252,7 @@ def _min_marginal(table: Table, scope: Scope) -> Floats:
     return np.asarray(array.min(axis=tuple(k for k, v in enumerate(names) if v not in scope)))
 
 
-def _lead(marginal: Floats) -> float:
+def _lead_of_best(marginal: Floats) -> float:
     """Return by how much the second best state is worse than the best."""
     if len(marginal) < 2:
         return np.inf

@@ -326,7 +326,7 @@ class _DifferingCopies:
         top = max(0, len(self.powers) - (1 if self.goal.sample_size else MAX_LONGEST_PARTS_LOG2))
         parts = [self.block.points.for_entries(self.links.ravel())]
         for j in range(top):
-            parts.append(self._double(parts[j], j))
+            parts.append(self._double_copies(parts[j], j))
         num_copies = 2**top
         forming = _points_from(parts[top], self.entries, self.n)
         forming = forming.select(
@@ -345,11 +345,11 @@ class _DifferingCopies:
         excess = forming.cost @ self.goal.prices - self.chain.cost[self.s][a, b]
         return FormingPoints(self.s * self.n**2 + a * self.n + b, forming.cost, excess, [np.arange(len(a))])
 
-    def _double(self, half: Points, j: int) -> Points:
+    def _double_copies(self, half: Points, j: int) -> Points:
         """Return the points of 2^(j+1) copies, by (k, l), from those of 2^j copies."""
         first = _points_from(half, np.arange(self.n), self.n)
         doubled = self._append_copies(first, half, j, self.least_outside(j + 1), 2 ** (j + 1))
-        # The way back: `parts` names rows of `first`, and these name points of `half`.
+        # `parts` names rows of `first`, and these name points of `half`.
         doubled.parts[0] = first.parts[0][doubled.parts[0]]
         doubled.excess = doubled.cost @ self.goal.prices - self.powers[j + 1].ravel()[doubled.row]
         points, doubled = group_points(doubled, doubled.row, self.n**2, self.goal.pruning)

@@ -201,11 +201,11 @@ class _MemoryFit:
         """Find the best answer without a proof, then prove it or find a better one, if the limits ask for that."""
         # If the fastest plan of any memory fits, no budget has to be searched. The rough search tells which case it is, and costs less.
         limit, fastest = self.limits.abandon_above, search_roughly(self.problem, self.objective)
-        if fastest is None or fastest.bound > limit or self._peak(fastest) <= self.budget:
+        if fastest is None or fastest.bound > limit or self._simulate_peak(fastest) <= self.budget:
             to_the_end = SearchLimits(abandon_above=limit)
             unlimited = search_within_budget(self.problem, objective=self.objective, limits=to_the_end)
             fastest = unlimited.assignment
-            if fastest is None or unlimited.value > limit or self._peak(fastest) <= self.budget:
+            if fastest is None or unlimited.value > limit or self._simulate_peak(fastest) <= self.budget:
                 return unlimited
         return self.lower_bound_to_walk(self.search_below(fastest))
 
@@ -274,14 +274,14 @@ class _MemoryFit:
                 lower, sum_budget = sum_budget, (sum_budget + upper) / 2
                 continue
             if answer.assignment is None or is_too_slow:
-                return best or self._abandoned(answer, sum_budget)
+                return best or self._answer_without_plan(answer, sum_budget)
             self.bound = max(self.bound, answer.bound if sum_budget >= self.budget else 0.0)
             sum_bytes, peak = memory_bytes(answer.assignment), self.simulate(answer.assignment)
             if sum_bytes <= self.budget:
                 self.least_within_sum = min(self.least_within_sum, answer.value)
             if peak > self.budget:
                 if sum_bytes > sum_budget and best is None:  # nothing has a smaller sum, and it does not fit
-                    return self.best_of_small_sums(self._abandoned(answer, sum_budget), sum_bytes)
+                    return self.best_of_small_sums(self._answer_without_plan(answer, sum_budget), sum_bytes)
                 upper = min(sum_budget, sum_bytes)
                 if not limits.prove and sum_bytes - (peak - self.budget) < self.budget < upper:
                     sum_budget = self.budget  # since the bound there holds for the answer
@@ -301,7 +301,7 @@ class _MemoryFit:
             if not lower < sum_budget < upper:
                 sum_budget = (lower + upper) / 2
         # Peaks may be far above sums: with more GPUs than samples, Llama-3-8B on 512 GPUs holds 380 GiB of buffers at a sum of 4.
-        return best or self.best_of_small_sums(self._abandoned(answer, sum_budget), sum_bytes)
+        return best or self.best_of_small_sums(self._answer_without_plan(answer, sum_budget), sum_bytes)
 
     def _better_of(self, best: Answer | None, answer: Answer, sum_budget: float) -> Answer:
         """Return the better of the best answer so far and one that fits, which a search at `sum_budget` gave."""
@@ -320,7 +320,7 @@ class _MemoryFit:
             sum_budget -= BUDGET_MARGIN * self.budget
         return sum_budget
 
-    def _abandoned(self, answer: Answer, sum_budget: float) -> Answer:
+    def _answer_without_plan(self, answer: Answer, sum_budget: float) -> Answer:
         """Return the answer of a search that ended without a plan, with a bound on every plan that fits.
 
         A plan with a larger sum than `sum_budget` may fit by its peak, so only bounds at the GPU's budget and above it hold. Example:
@@ -351,10 +351,10 @@ class _MemoryFit:
 
     def simulate(self, assignment: Assignment) -> float:
         """Simulate the peak memory of an assignment, and record it in `peaks`."""
-        self.peaks.append((assignment, self._peak(assignment)))
+        self.peaks.append((assignment, self._simulate_peak(assignment)))
         return self.peaks[-1][1]
 
-    def _peak(self, assignment: Assignment) -> float:
+    def _simulate_peak(self, assignment: Assignment) -> float:
         return simulated_peak(self.problem, self.graph, assignment, self.budget)
 
     def _best_within_sum(self, budget: float, limits: SearchLimits) -> Answer:

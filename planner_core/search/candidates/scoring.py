@@ -227,7 +227,7 @@ def _tables_by_choice(compiled: CompiledNetwork, names: list[str]) -> list[tuple
                 cost = cost + np.where(u.allowed, u.costs.component(Component.COMMUNICATION), np.inf)
                 memory = memory + u.costs.component(Component.AFTER_FORWARD)
             unary = []
-            total[other] = _best_of_each_kind(cost, memory, kind)
+            total[other] = _least_by_kind(cost, memory, kind)
             out.append(((other, name), *total[other]))
     return out
 
@@ -239,7 +239,7 @@ def _placement_kind(placement: object) -> int:
     return 1 + min(placement.dim, 1)
 
 
-def _best_of_each_kind(cost: Floats, memory: Floats, kind: list[int]) -> tuple[Floats, Floats]:
+def _least_by_kind(cost: Floats, memory: Floats, kind: list[int]) -> tuple[Floats, Floats]:
     c = np.full((cost.shape[0], 3), np.inf)
     m = np.zeros_like(c)
     for state, k in enumerate(kind):
