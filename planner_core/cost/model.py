@@ -77,13 +77,13 @@ class CostModel:
         """Return the link of an axis, or of several as one group."""
         return self.links[axes[0]] if len(axes) == 1 else dict(self.joint_links)[axes]
 
-    def load(self, row: Row) -> float:
+    def load_of(self, row: Row) -> float:
         """Return how many times the mean the fullest GPU computes, and sends or gets in an all_to_all, if an operator runs by this row."""
         return self.workload.expert_imbalance if row.routed else 1.0
 
-    def fullest(self, rows: Sequence[Row]) -> float:
-        """Return the largest `load` of an operator's rows, one for each axis, on axes of several ranks."""
-        return max((self.load(row) for row, n in zip(rows, self.sizes, strict=False) if n > 1), default=1.0)
+    def fullest_load(self, rows: Sequence[Row]) -> float:
+        """Return the largest `load_of` an operator's rows, one for each axis, on axes of several ranks."""
+        return max((self.load_of(row) for row, n in zip(rows, self.sizes, strict=False) if n > 1), default=1.0)
 
     @property
     def fused(self) -> float:

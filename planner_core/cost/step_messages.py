@@ -275,7 +275,7 @@ def _internal_messages(block: Block, op: Op, site: SitePlan, model: CostModel, r
                     c.num_bytes // others,
                     c.runs(n),
                     WAIT,
-                    load=model.load(row) if c.kind == "all_to_all" else 1.0,
+                    load=model.load_of(row) if c.kind == "all_to_all" else 1.0,
                     behind_s=behind,
                     gradient=c.phase == "backward",
                 )

@@ -52,10 +52,10 @@ def write_parallelize_module(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout
         why = why_not_runnable(text, dict(plan.model["config"])) if layout.sequence else ""
         if layout.sequence and not why:
             return text, _list_form_remarks(plan, layout, facts), layout
-        layout.sequence, layout.differences = (
-            False,
-            differences + [Difference(f"with tokens split this model's code does not run: {why}")] * bool(why),
-        )
+        layout.sequence = False
+        layout.differences = [*differences]
+        if why:
+            layout.differences.append(Difference(f"with tokens split this model's code does not run: {why}"))
     return _module_source(plan, layout, facts, styles), _list_form_remarks(plan, layout, facts), layout
 
 

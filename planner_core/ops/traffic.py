@@ -30,6 +30,9 @@ NORM_KERNEL = "norm"
 SUM_PASSES = 3
 """To add a second gradient to a first one reads both and writes one."""
 
+BROADCAST_PASSES = 3.0
+"""Passes over tensors of the result's shape that make the gradient of a broadcast operand: two reads and a write."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPasses:
@@ -110,10 +113,10 @@ float32 (`whole`) the exponentials are written first."""
 
 def _stated_passes(block: Block, op: Op, fused: bool) -> MemoryPasses | None:
     """Return the passes that the catalogue gives for an op: over its first operand (a loss) or its result (a lookup)."""
-    said = operator(op.fn).memory_passes
-    if said is None:
+    stated = operator(op.fn).memory_passes
+    if stated is None:
         return None
-    forward, backward = LOSS_PASSES.get(str(op.attrs.get(AS_RUN)), said[2:] if fused else said[:2])
+    forward, backward = LOSS_PASSES.get(str(op.attrs.get(AS_RUN)), stated[2:] if fused else stated[:2])
     ends = len(op.inputs) + len(op.outputs)
     at = len(op.inputs) if operator(op.fn).kind is Kind.LOOKUP else 0
     return MemoryPasses(
@@ -123,7 +126,7 @@ def _stated_passes(block: Block, op: Op, fused: bool) -> MemoryPasses | None:
 
 
 class _EagerPasses:
-    """Every op by itself."""
+    """Counts the passes of ops that each run by themselves."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -145,22 +148,22 @@ class _EagerPasses:
         nothing = MemoryPasses((0.0,) * (number + len(op.outputs)), (*summed, *(0.0 for _ in op.outputs)))
         if is_free(op) or kind in OWN_KERNEL:
             return nothing
-        said = _stated_passes(self.block, op, fused=False)
-        if said is not None:
-            return said
+        stated = _stated_passes(self.block, op, fused=False)
+        if stated is not None:
+            return stated
         table = lookup_table_operand(op)
         forward = [0.0 if i == table else 1.0 for i in range(number)] + [1.0] * len(op.outputs)
         backward = [a + b for a, b in zip(self._backward_passes(op), [*summed, *[0.0] * len(op.outputs)], strict=True)]
         return MemoryPasses(tuple(forward), tuple(backward))
 
     def _sum_passes(self, value: int) -> float:
-        """This reader's share of the passes that sum the gradients of an operand."""
+        """Return this reader's share of the passes that sum the gradients of an operand."""
         v, n = self.block.values[value], self.readers.get(value, 1)
         # Example: 3 readers give 3 gradients, which 2 additions of 3 passes sum: 6 passes, so 2 for each reader.
         return SUM_PASSES * (n - 1) / n if v.grad and v.kind == "activation" else 0.0
 
     def _backward_passes(self, op: Op) -> list[float]:
-        """Passes over operands and results of the op's own backward."""
+        """Return the passes of the op's own backward over each of its operands and results."""
         block, one, number = self.block, operator(op.fn), len(op.inputs)
         passes = [0.0] * (number + len(op.outputs))
         if not _has_backward(block, op):
@@ -171,7 +174,8 @@ class _EagerPasses:
             if not block.values[v].grad or (one.passes_gradient_through and whole):
                 continue
             if i == 0 or one.kind is not Kind.NORM:  # a norm's kernel makes its weight's gradient in the same pass
-                passes[number] += 1.0 if whole else 1.0 + SUM_PASSES - 1
+                # The gradient of a broadcast operand is written in the shape of the result too, and read again to be summed.
+                passes[number] += 1.0 if whole else BROADCAST_PASSES
                 passes[i] += 1.0
         ends = (*op.inputs, *op.outputs)
         for v in op.saved:
@@ -189,7 +193,7 @@ class _FusedPasses:
     maker: dict[int, Op] = field(default_factory=dict)
     source: dict[int, int] = field(default_factory=dict)
     outside: dict[int, int] = field(default_factory=dict)
-    read_again: set[tuple[int, int]] = field(default_factory=set)
+    reread: set[tuple[int, int]] = field(default_factory=set)
     read: set[tuple[int, int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -208,7 +212,7 @@ class _FusedPasses:
         seen: set[tuple[int, int]] = set()
         for op in self.block.ops:
             if self._fuses(op):
-                self._add_read_again(op.saved, self.depth[op.name], seen)
+                self._add_reread(op.saved, self.depth[op.name], seen)
 
     def _fuses(self, op: Op) -> bool:
         return is_free(op) or operator(op.fn).kind in FUSED
@@ -245,9 +249,10 @@ class _FusedPasses:
         if is_free(op) or kind in OWN_KERNEL:
             nothing = (0.0,) * (number + len(op.outputs))
             return MemoryPasses(nothing, nothing)
-        said = _stated_passes(self.block, op, fused=True)
-        if said is not None:
-            return said
+        stated = _stated_passes(self.block, op, fused=True)
+        if stated is not None:
+            return stated
+        # A kind that is neither fused nor counted elsewhere (a gather, a pooling) runs as it does without a compiler.
         if kind not in FUSED:
             return _EagerPasses(self.block)._count_op(op)
         depth, runs = self.depth[op.name], _has_backward(self.block, op)
@@ -260,17 +265,17 @@ class _FusedPasses:
             return MemoryPasses((*forward, *written), (0.0,) * (number + len(op.outputs)))
         back = [self._gradient_written(op, v, depth) for v in op.inputs]
         for i, v in enumerate(op.inputs):
-            if (self._source(v), depth) in self.read_again and not self._is_made_in_chain(v, depth):
+            if (self._source(v), depth) in self.reread and not self._is_made_in_chain(v, depth):
                 back[i] += self._first_touch(v, depth, "kept")
         ends = [float(self.outside.get(o, 0)) if self.block.values[o].grad else 0.0 for o in op.outputs]
-        ends = [n + float((o, depth) in self.read_again) for n, o in zip(ends, op.outputs, strict=True)]
+        ends = [n + float((o, depth) in self.reread) for n, o in zip(ends, op.outputs, strict=True)]
         return MemoryPasses((*forward, *written), (*back, *ends))
 
     def _is_used(self, value: int) -> bool:
         return any(value in map(self._source, item.inputs) for item in self.block.items)
 
     def _first_touch(self, value: int, depth: int, what: str) -> float:
-        """1 if the chain touches a value from outside for the first time, else 0."""
+        """Return 1 if the chain touches a value from outside for the first time, else 0."""
         source = self._source(value)
         if self._is_made_in_chain(value, depth) or (source, depth, what) in self.read:
             return 0.0
@@ -278,15 +283,15 @@ class _FusedPasses:
         return 1.0
 
     def _gradient_written(self, op: Op, value: int, depth: int) -> float:
-        """1 if the chain writes the gradient of an operand, else 0. A sum hands on its result's gradient."""
+        """Return 1 if the chain writes the gradient of an operand, else 0. A sum hands on its result's gradient."""
         v = self.block.values[value]
         if not v.grad or operator(op.fn).passes_gradient_through:
             return 0.0
         return self._first_touch(value, depth, "gradient")
 
-    def _add_read_again(self, values: Iterable[int], depth: int, seen: set[tuple[int, int]]) -> None:
-        """Add to `read_again` what backward reads for values that an op keeps: the value itself if it passed through memory, or else the
-        values from which it is made again. `seen` are the values and depths that were looked at, since many ways lead to one value."""
+    def _add_reread(self, values: Iterable[int], depth: int, seen: set[tuple[int, int]]) -> None:
+        """Add to `reread` what backward reads for values that an op keeps: the value itself if it passed through memory, or else the
+        values from which it is made again. `seen` are the values and depths that were looked at, since many paths lead to one value."""
         todo = list(values)
         while todo:
             source = self._source(todo.pop())
@@ -294,6 +299,6 @@ class _FusedPasses:
                 continue
             seen.add((source, depth))
             if not self._is_made_in_chain(source, depth) or source in self.outside:
-                self.read_again.add((source, depth))
+                self.reread.add((source, depth))
             else:
                 todo += self.maker[source].inputs

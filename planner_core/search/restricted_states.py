@@ -336,11 +336,9 @@ def relax(problem: Problem, networks: ModelNetworks, largest: float | None = Non
     blocks: dict[str, dict[str, CompiledNetwork]] = {}
     pool = TablePool()
     for name, nets in networks.blocks.items():
-        pruned, boundary, releasable = (
-            prune_states(_first_variant(nets), pool),
-            boundary_variables(problem.coarse.graph.blocks[name]),
-            _releasable_ports(problem, name, networks),
-        )
+        pruned = prune_states(_first_variant(nets), pool)
+        boundary = boundary_variables(problem.coarse.graph.blocks[name])
+        releasable = _releasable_ports(problem, name, networks)
         # Each tensor that is let go makes the block's table smaller and the space larger, so the bound stays a bound but falls.
         while name not in blocks:
             try:

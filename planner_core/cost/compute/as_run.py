@@ -29,18 +29,18 @@ def graph_as_run(graph: Graph, gpu: Gpu, workload: Workload) -> Graph:
     # A run that states its loss says how it runs beside compiled blocks too: torchtitan of 2024 compiled its blocks, and not its loss.
     graph = with_stated_loss(graph, software.loss, workload.compiled and workload.loss is None)
 
-    def changed(block: Block) -> Block:
+    def with_software(block: Block) -> Block:
         block = _with_kernels(block, software.attention, gpu)
         block = _with_packed_qkv(block) if software.qkv == PACKED else block
         if workload.compiled:
             return compiled_block(block)
         return with_norm_kernels(block) if software.norms == KERNEL else block
 
-    blocks = {name: changed(block) for name, block in graph.blocks.items()}
+    blocks = {name: with_software(block) for name, block in graph.blocks.items()}
     if software.checkpoints == WHOLE_BLOCKS:
         # Of the repeated blocks alone: the top block is not recomputed.
         blocks = {name: _recompute_whole_block(block) for name, block in blocks.items()}
-    return replace(graph, top=changed(graph.top), blocks=blocks, workload={**graph.workload, AS_RUN_MARK: 1})
+    return replace(graph, top=with_software(graph.top), blocks=blocks, workload={**graph.workload, AS_RUN_MARK: 1})
 
 
 def _with_packed_qkv(block: Block) -> Block:

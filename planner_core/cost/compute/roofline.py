@@ -69,7 +69,7 @@ def kernel_seconds(
     into how many parts of its result's last dim a product is cut in forward."""
     work: Work = work_of(op, values, chosen, model.sizes)
     dtype, whole = dtype_of(op, values), operator(op.fn).kind in OWN_KERNEL
-    fullest = model.fullest(chosen)
+    fullest = model.fullest_load(chosen)
     cut = [replace(k, n=k.n // chunks) if isinstance(k, Gemm) else k for k in work.forward]
     attends = operator(op.fn).kind is Kind.ATTENTION
     name = attention_kernel(op, values, model.software.attention, model.cluster.gpu) if attends else ""

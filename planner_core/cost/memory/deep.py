@@ -39,13 +39,9 @@ def peak_memory(
     blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, known: KnownCopies | None = None
 ) -> dict[str, int]:
     """Return the bytes at the peak by kind, as `Walk.memory_bytes`. `known` is that of `block_memories`."""
-    top, gaps = shorten_repeats(graph.top, {p: label for label, bp in blocks.items() for p in bp.prefixes})
-    state, memories = (
-        standing_memory(blocks, graph, model),
-        block_memories(blocks, replace(graph, top=top), model, known),
-    )
+    memories, gaps = _shortened_memories(blocks, graph, model, known)
     walk = walk_from_moments(
-        state,
+        standing_memory(blocks, graph, model),
         memories,
         _forward_moments(memories[""], gaps),
         _backward_moments(memories[""], gaps),
@@ -64,15 +60,12 @@ def stage_moments(
 ) -> tuple[StandingMemory, int, Moment, Moment]:
     """Of one stage of a pipeline: what its weights take; the bytes that one micro-batch keeps when its forward is done; and the highest
     moments of a forward and of a backward. `gradients`: bytes of those that arrive, by value. `known` is that of `block_memories`."""
-    top, gaps = shorten_repeats(graph.top, {p: label for label, bp in blocks.items() for p in bp.prefixes})
-    state, memories = (
-        standing_memory(blocks, graph, model),
-        block_memories(blocks, replace(graph, top=top), model, known),
-    )
+    state = standing_memory(blocks, graph, model)
+    memories, gaps = _shortened_memories(blocks, graph, model, known)
     given = {v: Gradient(size) for v, size in gradients.items()}
 
     # Of a pass two moments are asked for: the highest, and the last, at which a forward leaves what its micro-batch keeps.
-    def ends(moments: Iterable[Moment]) -> tuple[Moment, ...]:
+    def highest_and_last(moments: Iterable[Moment]) -> tuple[Moment, ...]:
         every = tuple(moments)
         return highest_moment(every), every[-1]
 
@@ -82,9 +75,17 @@ def stage_moments(
         _forward_moments(memories[""], gaps),
         _backward_moments(memories[""], gaps, given),
         model,
-        of=ends,
+        of=highest_and_last,
     )
     return state, walk.forward[-1].kept, walk.forward[0], walk.backward[0]
+
+
+def _shortened_memories(
+    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, known: KnownCopies | None
+) -> tuple[dict[str, BlockMemory], list[Gap]]:
+    """Return the memory of each block, of a model without the middle of its stretches of equal copies; and what is left out."""
+    top, gaps = shorten_repeats(graph.top, {p: label for label, bp in blocks.items() for p in bp.prefixes})
+    return block_memories(blocks, replace(graph, top=top), model, known), gaps
 
 
 def _forward_moments(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:

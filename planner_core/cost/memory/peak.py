@@ -173,11 +173,8 @@ def _call_memory(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
         recomputation = highest_moment(block_memory.recomputation_moments()) + Moment(
             0, 0, sum(g.num_bytes for g in given.values())
         )
-        saved_bytes, saved_results, backward = (
-            sum(map(block_memory.size_of, block_memory.keys_kept_for_recompute)),
-            (),
-            highest_moment([recomputation, backward]),
-        )
+        saved_bytes, saved_results = sum(map(block_memory.size_of, block_memory.keys_kept_for_recompute)), ()
+        backward = highest_moment([recomputation, backward])
         # To run again it needs every operand, also those that no operator inside keeps.
         saved_operands = tuple(k for k, v in enumerate(block.inputs) if block.values[v].kind == "activation")
     gradients = {position["in", v]: g.num_bytes for v, g in back.by_value.items() if ("in", v) in position}

@@ -226,7 +226,9 @@ class BlockStorages:
                 for row, n in zip(chosen, self.model.sizes, strict=True)
                 if row.splits_work and splits_saved_tensor(op, row.name, meta.shape, shapes)
             ]
-            load = self.model.fullest(chosen) if len(meta.shape) > 1 else 1.0  # vectors lie where the tokens come from
+            load = (
+                self.model.fullest_load(chosen) if len(meta.shape) > 1 else 1.0
+            )  # vectors lie where the tokens come from
             self.size["extra", op.name, k] = int(load * (meta.num_bytes // int(np.prod(parts, dtype=int))))
         return [("extra", op.name, k) for k in range(len(op.saved_extra))]
 
@@ -275,5 +277,5 @@ class BlockStorages:
                 local_shape(values[v].meta.shape, e.dst.forward, self.model.sizes)
                 for v, e in zip(op.inputs, site.inputs, strict=True)
             ),
-            self.model.fullest(chosen),
+            self.model.fullest_load(chosen),
         )

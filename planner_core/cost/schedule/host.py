@@ -118,7 +118,7 @@ def least_host_seconds(graph: Graph, model: CostModel, micro_batches: int) -> fl
     sent = MESSAGE_CALLS if model.mesh.num_devices > 1 else 0
     for name, block in {"": graph.top, **graph.blocks}.items():
         trained = len(_trained_weights(block))
-        forward, backward = _count_own_calls(block, trained, frozenset(), model)
+        forward, backward = _count_calls_without_messages(block, trained, frozenset(), model)
         once = STEP_CALLS * trained + (sent if trained else 0)
         calls += repeats[name] * (micro_batches * (forward + backward) + once)
     return model.software.call_s * calls
@@ -129,7 +129,7 @@ def _count_calls(block: Block, plan: BlockPlan, model: CostModel) -> tuple[int, 
     # A stage's top block has the values of the whole model, but the plan of its own weights alone.
     weights = [name for name in _trained_weights(block) if name in plan.params]
     trained, cut = len(weights), sum(_is_sharded(plan.params[name].stored, model) for name in weights)
-    forward, backward = _count_own_calls(block, trained, recomputed_ops(block, plan), model)
+    forward, backward = _count_calls_without_messages(block, trained, recomputed_ops(block, plan), model)
     sent = Counter(m.phase for m in _join_weight_messages(micro_batch_messages(block, plan, model)))
     once = Counter(m.phase for m in _join_weight_messages(once_per_step_messages(block, plan, model)))
     return (
@@ -144,7 +144,9 @@ def _trained_weights(block: Block) -> list[str]:
     return [v.name for i, v in enumerate(block.values) if v.kind == "parameter" and v.grad and i not in block.inputs]
 
 
-def _count_own_calls(block: Block, trained: int, recomputed: Collection[str], model: CostModel) -> tuple[int, int]:
+def _count_calls_without_messages(
+    block: Block, trained: int, recomputed: Collection[str], model: CostModel
+) -> tuple[int, int]:
     """Calls of a block's operators and of its `trained` weights in forward and backward of a micro-batch, without messages. `recomputed`:
     operators that backward recomputes."""
     forward = sum(_forward_calls(block, op) for op in block.ops)

@@ -58,15 +58,15 @@ def list_backward(
     block: Block, ops: Sequence[Op], bp: BlockPlan, sent: Iterable[Message], model: CostModel
 ) -> Iterator[PassWork]:
     """Yield the work of a backward pass through `ops` of a block; `sent`: the collectives for which it waits."""
-    reruns, waits, again = recomputed_ops(block, bp), _group_by_site(sent), {}
+    reruns, waits, rerun_seconds = recomputed_ops(block, bp), _group_by_site(sent), {}
     for op in ops:
         if op.name in reruns:
-            again[op.name] = op_seconds(block, op, bp, {}, model)[0] if is_recomputed(op, reruns) else 0.0
+            rerun_seconds[op.name] = op_seconds(block, op, bp, {}, model)[0] if is_recomputed(op, reruns) else 0.0
             mine = [m for m in waits[op.name] if not m.gradient]
-            yield from _surround_by_waits(WorkKind.RECOMPUTATION, op, again[op.name], mine, model)
+            yield from _surround_by_waits(WorkKind.RECOMPUTATION, op, rerun_seconds[op.name], mine, model)
     for op in reversed(ops):
         # The price counts the second forward in backward. It is a pass of its own before, so it is taken out here.
-        seconds = op_and_weight_seconds(block, op, bp, reruns, model)[1] - again.get(op.name, 0.0)
+        seconds = op_and_weight_seconds(block, op, bp, reruns, model)[1] - rerun_seconds.get(op.name, 0.0)
         left = [m for m in waits[op.name] if op.name not in reruns or m.gradient]
         yield from _surround_by_waits(WorkKind.COMPUTE, op, seconds, left, model)
 
@@ -82,10 +82,10 @@ def _surround_by_waits(
     kind: WorkKind, op: Op, seconds: float, waits: Sequence[Message], model: CostModel
 ) -> Iterator[PassWork]:
     """Yield an operator, behind the collectives for which it waits, and before those for which the next operators wait."""
-    made = [_is_made_by_its_operator(m) for m in waits]
+    follow = [_moves_what_its_operator_makes(m) for m in waits]
     works = [
         PassWork(WorkKind.WAIT, op.name, waited_message_seconds(m, model), m, follows)
-        for m, follows in zip(waits, made, strict=True)
+        for m, follows in zip(waits, follow, strict=True)
     ]
     yield from (w for w in works if not w.follows)
     if seconds:
@@ -93,6 +93,6 @@ def _surround_by_waits(
     yield from (w for w in works if w.follows)
 
 
-def _is_made_by_its_operator(m: Message) -> bool:
-    """Tell whether the operator makes what the message moves: results in forward, gradients of operands in backward."""
+def _moves_what_its_operator_makes(m: Message) -> bool:
+    """Return whether the operator makes what the message moves: results in forward, gradients of operands in backward."""
     return m.source is MessageSource.INSIDE or (m.source is MessageSource.RESULT) != m.gradient

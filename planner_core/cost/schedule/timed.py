@@ -107,12 +107,14 @@ class _Timer(Clock):
 
     def repeat(self, times: int, seconds: float) -> None:
         """Write down as many micro-batches like the last one."""
-        again = self.done[self.begin :]
-        if times * len(again) > MOST_WORK:
-            self._sum_up(again, times)
+        last_micro_batch = self.done[self.begin :]
+        if times * len(last_micro_batch) > MOST_WORK:
+            self._sum_up(last_micro_batch, times)
         else:
             for k in range(1, times + 1):
-                self.done += [replace(w, micro_batch=w.micro_batch + k, start_s=w.start_s + k * seconds) for w in again]
+                self.done += [
+                    replace(w, micro_batch=w.micro_batch + k, start_s=w.start_s + k * seconds) for w in last_micro_batch
+                ]
         self.number += times
         super().repeat(times, seconds)
 
@@ -135,10 +137,10 @@ class _Timer(Clock):
         if seconds:
             self.done.append(TimedWork(kind, self.phase, self.number, start_s, seconds, unit, op, sent, follows))
 
-    def _sum_up(self, again: Sequence[TimedWork], times: int) -> None:
-        """Write down the compute stream of `times` micro-batches with the work `again` as one piece for each kind."""
+    def _sum_up(self, last_micro_batch: Sequence[TimedWork], times: int) -> None:
+        """Write down the compute stream of `times` micro-batches with the work `last_micro_batch` as one piece for each kind."""
         sums: dict[WorkKind, float] = defaultdict(float)
-        for w in again:
+        for w in last_micro_batch:
             if w.kind not in (WorkKind.SEND, WorkKind.PASS):
                 sums[w.kind] += times * w.seconds
         start, phase = self.now, "forward and backward"

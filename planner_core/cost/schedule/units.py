@@ -160,63 +160,65 @@ class _UnitBuilder:
             if value.kind != "parameter":
                 continue
             weight = ("", outer[number]) if number in outer else (prefix, number)
-            mine = [m for m in sent if m.category != WAIT and m.weight == value.name]
-            back = [m for m in mine if m.phase == "backward"]
+            weight_messages = [m for m in sent if m.category != WAIT and m.weight == value.name]
+            backward = [m for m in weight_messages if m.phase == "backward"]
             unit.uses.append(
                 ScheduledUse(
                     weight,
                     value.meta.dtype,
                     self.workload.summed_in(value.meta.dtype),
                     value.grad,
-                    _make_chain(weight, (m for m in mine if m.phase == "forward")),
-                    _make_chain(weight, (m for m in back if not m.gradient)),
-                    _make_chain(weight, (m for m in back if m.gradient)),
+                    _make_chain(weight, (m for m in weight_messages if m.phase == "forward")),
+                    _make_chain(weight, (m for m in backward if not m.gradient)),
+                    _make_chain(weight, (m for m in backward if m.gradient)),
                 )
             )
 
     def _fill_buckets(self, unit: ScheduledUnit, homes: dict[Identity, ScheduledUnit], parted: set[Identity]) -> None:
         """Make the buckets of a unit. The gradients of `parted` weights, which several units gather, come in several terms."""
 
-        def copied(use: ScheduledUse) -> Chain:
+        def working_copy_chain(use: ScheduledUse) -> Chain:
             """Return the steps of its working copy, which is fresh where an earlier unit used it."""
             return self._chain_once(use, "forward") if homes[use.weight] is unit else ()
 
         # Reversed, so that the first use of a weight stays. A run sums the terms of all uses first, so only that use has the reduction.
         first = {u.weight: u for u in reversed(unit.uses)}
 
-        def ends(use: ScheduledUse) -> bool:
+        def sums_all_uses(use: ScheduledUse) -> bool:
             """Return whether the terms of all uses of the weight are summed with those of this one."""
             return homes[use.weight] is unit and first[use.weight] is use
 
-        def final(use: ScheduledUse) -> Chain:
-            return (*use.reduce, *(self._chain_once(use, "backward") if ends(use) else ()))
+        def last_chain(use: ScheduledUse) -> Chain:
+            return (*use.reduce, *(self._chain_once(use, "backward") if sums_all_uses(use) else ()))
 
         # A weight that several operators read is one working copy, so it counts once.
-        copies = _group_uses({u.weight: u for u in unit.uses}.values(), copied)
+        copies = _group_uses({u.weight: u for u in unit.uses}.values(), working_copy_chain)
         # Weights that backward gathers once more are not packed with those that stay: each bucket comes back as a whole.
         gathered = _group_uses(unit.uses, _gather, lambda u: bool(u.regather))
-        unit.copies, unit.gathers = _make_chains(copies, copied), _make_chains(gathered, _gather)
+        unit.copies, unit.gathers = _make_chains(copies, working_copy_chain), _make_chains(gathered, _gather)
         weights = [{u.weight for u in group} for group in copies]
         unit.reads = [[i for i, w in enumerate(weights) if w & {u.weight for u in group}] for group in gathered]
         unit.regathers = _make_chains(_group_uses(unit.uses, _regather), _regather)
         trained = [u for u in unit.uses if u.trained]
         unit.sends = any(u.gather or u.reduce or homes[u.weight] is unit for u in trained)
         # Terms that wait for another unit's are a bucket of their own, in every micro-batch as in the last.
-        waiting = [u for u in trained if not ends(u) and self._chain_once(u, "backward")]
+        waiting = [u for u in trained if not sums_all_uses(u) and self._chain_once(u, "backward")]
         ordered = [*waiting, *(u for u in trained if u not in waiting)]
         # What is reduced in each micro-batch does not travel with what is reduced once a step.
-        groups = _group_uses(ordered, final, lambda u: (u in waiting, len(u.reduce)), _gradient_dtype)
+        groups = _group_uses(ordered, last_chain, lambda u: (u in waiting, len(u.reduce)), _gradient_dtype)
         unit.each = _make_chains((g for g in groups if g[0].reduce), _reduce)
-        small = [g for g in groups if not g[0].reduce and g[0] not in waiting and _group_bytes(g, final) <= SMALL_BYTES]
+        small = [
+            g for g in groups if not g[0].reduce and g[0] not in waiting and _group_bytes(g, last_chain) <= SMALL_BYTES
+        ]
         large = [g for g in groups if g not in small]
-        unit.last = _make_chains(large, final)
+        unit.last = _make_chains(large, last_chain)
         # Only an all_reduce sums in place, so that nothing becomes free when it ends. Terms of several micro-batches or gathers are packed
         # again, and their copy is freed.
         unit.stays = [
-            [s.kind for s in final(g[0])] == ["all_reduce"] and not any(u.reduce or u.weight in parted for u in g)
+            [s.kind for s in last_chain(g[0])] == ["all_reduce"] and not any(u.reduce or u.weight in parted for u in g)
             for g in large
         ]
-        unit.small = [(g[0].gradient_dtype, join_chains(map(final, g))) for g in small]
+        unit.small = [(g[0].gradient_dtype, join_chains(map(last_chain, g))) for g in small]
 
     def _chain_once(self, use: ScheduledUse, phase: str) -> Chain:
         prefix, number = use.weight

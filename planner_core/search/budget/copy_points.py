@@ -81,12 +81,8 @@ class RunPoints:
     def __init__(
         self, chain: Chain, tree: BucketTree, goal: Goal, make_copy_points: MakeCopyPoints | None = None
     ) -> None:
-        self.chain, self.goal, self.compiled, self.make_copy_points = (
-            chain,
-            goal,
-            chain.compiled,
-            make_copy_points or AllCopyPoints,
-        )
+        self.chain, self.goal, self.compiled = chain, goal, chain.compiled
+        self.make_copy_points = make_copy_points or AllCopyPoints
         self.names, self.entries = chain.top_entries
         self.margin = chain.margins(tree)
         self.shape = self.margin.shape

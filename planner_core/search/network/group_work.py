@@ -387,7 +387,7 @@ class GroupWork:
                     own_size = np.where(shrunk[self.index[:, axis]], self.model.sizes[axis], 1)
                     other_parts = joint_parts(shrunk, self.index, self.model.sizes) / own_size
                     # Experts get unequal numbers of tokens, and all ranks wait for the rank that gets most.
-                    load = self.model.load(rows[k]) if c.kind == "all_to_all" else 1.0
+                    load = self.model.load_of(rows[k]) if c.kind == "all_to_all" else 1.0
                     collective_s = collective_times(c.kind, load * c.num_bytes / other_parts, link)
                     phase, runs = int(c.phase != "forward"), c.runs(link.size)
                     hiding_s = c.share * kernels[phase] / link.size

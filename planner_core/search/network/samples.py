@@ -39,7 +39,7 @@ def input_sample_dims(graph: Graph) -> dict[str, DimByValue]:
     dims = dict(dims_of_block[top])
     for item in graph.top.items:
         if isinstance(item, Op):
-            _propagate(graph.top, dims, (item,), [(row,) for row in rows(item, graph.top.values)])
+            _propagate_sample_dims(graph.top, dims, (item,), [(row,) for row in rows(item, graph.top.values)])
             continue
         block = graph.blocks[item.block]
         if block.name not in dims_of_block:
@@ -47,7 +47,9 @@ def input_sample_dims(graph: Graph) -> dict[str, DimByValue]:
             dims_of_block[block.name] = _constant_dims(graph, block) | block_inputs
             dims_inside[block.name] = dict(dims_of_block[block.name])
             for op in block.ops:
-                _propagate(block, dims_inside[block.name], (op,), [(row,) for row in rows(op, block.values)])
+                _propagate_sample_dims(
+                    block, dims_inside[block.name], (op,), [(row,) for row in rows(op, block.values)]
+                )
         block_dims = dims_inside[block.name]
         returned = {o: block_dims[i] for i, o in zip(block.outputs, item.outputs, strict=True) if i in block_dims}
         dims.update(returned)
@@ -57,16 +59,14 @@ def input_sample_dims(graph: Graph) -> dict[str, DimByValue]:
 
 def find_sample_dims(block: Block, net: Network, input_dims: DimByValue) -> SampleDims:
     """Find the dims of the samples in a block, by the rows of its groups. `input_dims` are those of `input_sample_dims`."""
+    dims = dict(input_dims)
     # The calling block may need all samples of what enters and leaves.
-    dims, needed_whole = (
-        dict(input_dims),
-        {*block.inputs, *block.outputs},
-    )
+    needed_whole = {*block.inputs, *block.outputs}
     for node in _topological_order(net):
         s = node.strategy
         even_rows = [s.rows[i] for i in np.unique(node.index)]  # others would not split evenly
         # The group of a choice of rows is asked as a whole: its operators share a strategy, so one of them decides for all.
-        row_choice = _propagate(block, dims, s.ops, even_rows)
+        row_choice = _propagate_sample_dims(block, dims, s.ops, even_rows)
         needed_whole.update(
             v for v, pair in _operand_placements(s.ops, row_choice) if v in dims and pair != Shard(dims[v])
         )
@@ -90,7 +90,7 @@ def _constant_dims(graph: Graph, block: Block) -> DimByValue:
     return {i: 0 for i, v in enumerate(block.values) if v.kind == "constant" and v.meta.shape[:1] in sizes}
 
 
-def _propagate(
+def _propagate_sample_dims(
     block: Block, dims: DimByValue, ops: Sequence[Op], row_choices: Sequence[Sequence[Row]]
 ) -> Sequence[Row]:
     """Add the sample dims of a group's results to `dims`. They follow from the row that shards most operands by samples, which is returned.
@@ -106,14 +106,14 @@ def _propagate(
     if not operands:  # no row shards any of them
         return row_choices[0]
 
-    def fits(chosen: Sequence[Row]) -> tuple[int, int]:
+    def count_sharded(chosen: Sequence[Row]) -> tuple[int, int]:
         if any(row.name == DISPATCH for row in chosen):
             return (0, 0)
         computed = [is_computed for k, i, cut, is_computed in operands if chosen[k].inputs[i][0] == cut]
         return sum(computed), len(computed)
 
-    best = max(row_choices, key=fits)
-    if any(fits(best)):
+    best = max(row_choices, key=count_sharded)
+    if any(count_sharded(best)):
         for op, row in zip(ops, best, strict=True):
             dims.update((v, p.dim) for v, (p, _) in zip(op.outputs, row.outputs, strict=True) if isinstance(p, Shard))
     return best
