@@ -64,36 +64,38 @@ def add_calibrate(p: argparse.ArgumentParser) -> None:
     )
 
 
-def run_calibrate(args: argparse.Namespace, say: Callable[[str], None], show: Callable[..., int]) -> int:
+def run_calibrate(
+    args: argparse.Namespace, show_progress: Callable[[str], None], print_result: Callable[..., int]
+) -> int:
     """Fit constants to the given measurements, write the file, and print the residuals."""
     if not any(getattr(args, name) for name in SOURCES):
         raise InputError(
             "calibrate needs measurements: --nccl-tests FILE, --gemm FILE, --step FILE, --measured FILE or --run"
         )
-    machine = _measured_machine(args, say)
+    machine = _measured_machine(args, show_progress)
     if machine is not None and args.cluster is None:
         cluster, calibrations = fit_machine(machine, _source_name(args))
         data: dict[str, Any] = replace(cluster, name=args.name or cluster.name).to_json()
         data["gpu"]["sources"] = list_sources(calibrations, "an unknown machine")
     else:
-        cluster, calibrations = _fit_known_gpu(args, machine, say)
+        cluster, calibrations = _fit_known_gpu(args, machine, show_progress)
         data = hardware_file(calibrations, calibrations[-1].gpu, args.name or f"{cluster.gpu.name}, calibrated")
     write_file(Path(args.output), json.dumps(data, indent=2) + "\n")
-    report, shown = _make_report(args.output, calibrations), _format_report(args.output, calibrations)
+    report, text = _make_report(args.output, calibrations), _format_report(args.output, calibrations)
     if machine is not None and machine.launch_s:
         report["launch_s"] = machine.launch_s
-        shown += f"\nthe host issues a kernel in {1e6 * machine.launch_s:.1f} us, which is in no time above"
-    return show(args, report, shown)
+        text += f"\nthe host issues a kernel in {1e6 * machine.launch_s:.1f} us, which is in no time above"
+    return print_result(args, report, text)
 
 
-def _measured_machine(args: argparse.Namespace, say: Callable[[str], None]) -> Machine | None:
+def _measured_machine(args: argparse.Namespace, show_progress: Callable[[str], None]) -> Machine | None:
     if args.measured:
         return read_machine(args.measured)
     if not args.run_here:
         return None
     from planner_core.verification import measure_machine
 
-    say("collectives, products and memory of this machine")
+    show_progress("collectives, products and memory of this machine")
     return parse_machine(measure_machine(args.ranks), "this machine")
 
 
@@ -102,7 +104,7 @@ def _source_name(args: argparse.Namespace) -> str:
 
 
 def _fit_known_gpu(
-    args: argparse.Namespace, machine: Machine | None, say: Callable[[str], None]
+    args: argparse.Namespace, machine: Machine | None, show_progress: Callable[[str], None]
 ) -> tuple[Cluster, list[Calibration]]:
     """Fit each kind of measurement in turn, from the constants known so far; a whole step last."""
     step = read_step(args.step) if args.step else None
@@ -122,7 +124,7 @@ def _fit_known_gpu(
         )
         cluster = replace(cluster, gpu=calibrations[-1].gpu)
     if step:
-        calibrations.append(fit_step(step, Path(args.step).name, say, cluster.gpu if calibrations else None))
+        calibrations.append(fit_step(step, Path(args.step).name, show_progress, cluster.gpu if calibrations else None))
     return first, calibrations
 
 

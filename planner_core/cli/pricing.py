@@ -75,7 +75,7 @@ def read_budget(args: argparse.Namespace) -> Budget | None:
     return budget
 
 
-def _name_flags(priced: PricedRun) -> PricedRun:
+def _name_flags_in_run(priced: PricedRun) -> PricedRun:
     """Return the priced run with options in its sentences named by their flags."""
     return replace(
         priced,
@@ -86,7 +86,7 @@ def _name_flags(priced: PricedRun) -> PricedRun:
     )
 
 
-def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callable[..., int]) -> int:
+def run_price(args: argparse.Namespace, show_progress: Callable[[str], None], print_result: Callable[..., int]) -> int:
     """Price a layout. The exit status says whether it is legal."""
     budget = read_budget(args)
     given = options_given(args, (*STATEMENT_OPTIONS, *SOFTWARE))
@@ -98,12 +98,12 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
     else:
         raise InputError(f"price needs a layout: --layout {EXAMPLE}, or --config FILE of the tool that runs it")
     layout = parse_layout(text) if text is not None else setup.layout
-    pricer = Pricer(args.model, cluster, getattr(args, "memory_gb", None), say)
+    pricer = Pricer(args.model, cluster, getattr(args, "memory_gb", None), show_progress)
     stated, notes = pricer.state_setup(setup, layout, given, getattr(args, "batch", None))
     read = setup.describe(pricer.planner(stated).graph.config) if args.config is not None else ()
     priced = price_statement(pricer, stated, advise=not args.alone, notes=(*read, *notes))
-    priced = _name_flags(priced)
+    priced = _name_flags_in_run(priced)
     from planner_core.planning.analysis import price_report, price_text
 
-    show(args, price_report(priced, budget), price_text(priced, budget))
+    print_result(args, price_report(priced, budget), price_text(priced, budget))
     return 0 if priced.legal else EXIT_NOT_LEGAL

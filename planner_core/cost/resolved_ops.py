@@ -24,13 +24,13 @@ def block_of(graph: Graph, label: str) -> Block:
 
 def split_parts(block: Block, op: Op, site: SitePlan, model: CostModel) -> int:
     """Return the number of parts into which the work of an operator is split."""
-    chosen = rows_at(block, op, site)
-    return math.prod(n for row, n in zip(chosen, model.sizes, strict=True) if row.splits_work)
+    axis_rows = rows_at(block, op, site)
+    return math.prod(n for row, n in zip(axis_rows, model.sizes, strict=True) if row.splits_work)
 
 
 def rows_at(block: Block, op: Op, site: SitePlan) -> list[Row]:
     """Return the row that an operator runs on each mesh axis under `site`. Raises InputError if no row of its rule fits."""
-    chosen = []
+    axis_rows = []
     options = rows(op, block.values)
     for axis in range(len(site.outputs[0].src.forward)):
         ins = tuple((e.dst.forward[axis], e.dst.gradient[axis]) for e in site.inputs)
@@ -41,8 +41,8 @@ def rows_at(block: Block, op: Op, site: SitePlan) -> list[Row]:
             raise InputError(
                 f"{op.name} cannot run with operands ({shown}) on mesh axis {axis}: no rule of {op.fn} allows that; plan this model again"
             )
-        chosen.append(row)
-    return chosen
+        axis_rows.append(row)
+    return axis_rows
 
 
 def local_bytes(block: Block, value: int, placements: Placements, model: CostModel) -> int:

@@ -176,11 +176,11 @@ def priced_units(
     repeats = graph.num_repeats
     units = []
     for label, bp in blocks.items():
-        block, mine = block_of(graph, label), Ends() if label else ends
+        block, block_ends = block_of(graph, label), Ends() if label else ends
         reruns = recomputed_ops(block, bp)
         each = [op_and_weight_seconds(block, op, bp, reruns, model) for op in block.ops]
         once = tuple(once_per_step_messages(block, bp, model))
-        ends_at = weights_at_the_ends(block, mine.before)
+        ends_at = weights_at_the_ends(block, block_ends.before)
         # Nothing is left to compute when the weights that the first operators read get their gradients, so their messages run alone;
         # those of all weights do in a stack that sums when backward is over.
         names = {m.weight for m in once} if model.late_sums else {block.values[i].name for i in ends_at}
@@ -196,7 +196,7 @@ def priced_units(
                 tuple(micro_batch_messages(block, bp, model)),
                 tuple(m for m in once if m.weight not in names),
                 tuple(m for m in once if m.weight in names),
-                mine,
+                block_ends,
             )
         )
     return units
@@ -267,9 +267,9 @@ def op_seconds(
 def site_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> tuple[float, float]:
     """Return the seconds forward and backward of one op on one GPU."""
     over = memory_passes(block, model.fused)[op.name]
-    chosen = rows_at(block, op, site)
+    axis_rows = rows_at(block, op, site)
     chunks = max(e.chunks for e in site.outputs)
-    kernels = kernel_seconds(op, block.values, chosen, model, chunks) if has_kernels(op) else (0.0, 0.0)
+    kernels = kernel_seconds(op, block.values, axis_rows, model, chunks) if has_kernels(op) else (0.0, 0.0)
     ends = [
         *zip(op.inputs, (e.dst for e in site.inputs), strict=True),
         *zip(op.outputs, (e.src for e in site.outputs), strict=True),

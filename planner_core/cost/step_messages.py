@@ -179,9 +179,9 @@ def _site_messages(
 def result_messages(block: Block, op: Op, site: SitePlan, rerun: Rerun | None, model: CostModel) -> Iterator[Message]:
     """Yield the collectives of an operator's results, and of their gradients. `rerun`: what of it runs again in backward."""
     for position, (value, edge) in enumerate(zip(op.outputs, site.outputs, strict=True)):
-        there = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
+        delivery = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
         kernel = _chunk_seconds(block, op, site, edge.chunks, model) if edge.chunks > 1 else 0.0
-        for phase, steps in (("forward", there), ("backward", there if rerun and rerun.delivers else [])):
+        for phase, steps in (("forward", delivery), ("backward", delivery if rerun and rerun.delivers else [])):
             for kind, axes, n in steps:
                 last = Message(
                     op.name,
@@ -224,10 +224,10 @@ def _operand_messages(
     v = block.values[value]
     weight = v.kind == "parameter"
     category, source = (BESIDE, MessageSource.WEIGHT) if weight else (WAIT, MessageSource.OPERAND)
-    there = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
+    delivery = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
     # A gathered weight is freed after forward. Backward gathers it again only if its kernel reads the weight.
     regather = weight and value in op.saved
-    for phase, steps in (("forward", there), ("backward", there if regather or recomputed else [])):
+    for phase, steps in (("forward", delivery), ("backward", delivery if regather or recomputed else [])):
         yield from (
             Message(op.name, phase, kind, axes, n, 1, category, "", v.name, share, source=source, position=position)
             for kind, axes, n in steps
@@ -252,15 +252,15 @@ def _operand_messages(
 
 
 def _internal_messages(block: Block, op: Op, site: SitePlan, model: CostModel, recomputed: bool) -> Iterator[Message]:
-    chosen = rows_at(block, op, site)
-    hides = any(c.share for row in chosen for c in row.internal)
-    kernels = kernel_seconds(op, block.values, chosen, model) if hides else (0.0, 0.0)
-    for axis, (row, n) in enumerate(zip(chosen, model.sizes, strict=True)):
+    axis_rows = rows_at(block, op, site)
+    hides = any(c.share for row in axis_rows for c in row.internal)
+    kernels = kernel_seconds(op, block.values, axis_rows, model) if hides else (0.0, 0.0)
+    for axis, (row, n) in enumerate(zip(axis_rows, model.sizes, strict=True)):
         for c in row.internal if n > 1 else ():
             # Another axis that splits the tensor, as one of samples does the sums of a loss, leaves each message a part of it.
             others = math.prod(
                 size
-                for a, (r, size) in enumerate(zip(chosen, model.sizes, strict=True))
+                for a, (r, size) in enumerate(zip(axis_rows, model.sizes, strict=True))
                 if a != axis and r.name in c.shrinks
             )
             # A ring of n ranks computes n blocks, and each message runs beside the kernel of one.

@@ -59,9 +59,7 @@ def find_batch_sharding(plan: Plan, stage: int = 3) -> BatchSharding:
             f'the plan "{plan.name}" shards weights over mesh axis {plan.mesh.axis_names[stored[0]]} and keeps them whole on one inside '
             "it, while FSDP2 shards over the innermost axes"
         )
-    shard = 1
-    for axis in stored:
-        shard *= sizes[axis]
+    shard = math.prod(sizes[axis] for axis in stored)
     units = {
         pattern: any(p.gathered for p in b.params.values())
         for label, b in plan.blocks.items()
@@ -115,7 +113,7 @@ def _list_differences(plan: Plan, stored: list[int], stage: int) -> list[str]:
 
 
 def list_few(names: Iterable[str]) -> str:
-    """Up to three names, and how many more there are. Example: "a, b, c and 2 more"."""
+    """Return up to three names, and how many more there are. Example: "a, b, c and 2 more"."""
     every = sorted(set(names))
     return ", ".join(every[:3]) + (f" and {len(every) - 3} more" if len(every) > 3 else "")
 

@@ -173,14 +173,14 @@ def _absorb_elementwise(block: Block, members: list[list[int]], home: dict[int, 
 
 
 def _can_absorb(block: Block, positions: list[int], into: list[int], may_be_partial: set[int]) -> bool:
-    mine, theirs = [_op_at(block, p) for p in positions], [_op_at(block, p) for p in into]
-    results = {o for op in mine for o in op.outputs}
+    group_ops, other_ops = [_op_at(block, p) for p in positions], [_op_at(block, p) for p in into]
+    results = {o for op in group_ops for o in op.outputs}
     if results & (set(block.outputs) | may_be_partial):
         return False
-    if any(is_heavy(op) for op in (*mine, *theirs)) or any(_has_weight(block, op) for op in mine):
+    if any(is_heavy(op) for op in (*group_ops, *other_ops)) or any(_has_weight(block, op) for op in group_ops):
         return False
     # the gradient of a broadcast operand is a sum, which may need communication
-    return not any(_broadcasts_operand(block, op, results) for op in theirs)
+    return not any(_broadcasts_operand(block, op, results) for op in other_ops)
 
 
 def _broadcasts_operand(block: Block, op: Op, operands: set[int]) -> bool:

@@ -95,13 +95,13 @@ def is_free(op: Op) -> bool:
     return one.kind is Kind.VIEW and not (one.copies_when is not None and one.copies_when(op))
 
 
-def work_of(op: Op, values: Sequence[Value], chosen: Sequence[Row] = (), axis_sizes: Sequence[int] = ()) -> Work:
+def work_of(op: Op, values: Sequence[Value], axis_rows: Sequence[Row] = (), axis_sizes: Sequence[int] = ()) -> Work:
     """Return the kernels that one GPU runs for `op`, forward and backward.
 
     Args:
         op: The op.
         values: The values of its block.
-        chosen: The row of the op on each mesh axis; without rows it runs on the global tensors.
+        axis_rows: The row of the op on each mesh axis; without rows it runs on the global tensors.
         axis_sizes: The number of GPUs along each mesh axis.
 
     Returns:
@@ -112,9 +112,9 @@ def work_of(op: Op, values: Sequence[Value], chosen: Sequence[Row] = (), axis_si
     """
     one = operator(op.fn)
     whole = _shapes(op.inputs, values)
-    ins = [local_shape(s, tuple(r.inputs[i][0] for r in chosen), tuple(axis_sizes)) for i, s in enumerate(whole)]
+    ins = [local_shape(s, tuple(r.inputs[i][0] for r in axis_rows), tuple(axis_sizes)) for i, s in enumerate(whole)]
     outs = [
-        local_shape(s, tuple(r.outputs[i][0] for r in chosen), tuple(axis_sizes))
+        local_shape(s, tuple(r.outputs[i][0] for r in axis_rows), tuple(axis_sizes))
         for i, s in enumerate(_shapes(op.outputs, values))
     ]
     if one.work is None:
@@ -122,7 +122,7 @@ def work_of(op: Op, values: Sequence[Value], chosen: Sequence[Row] = (), axis_si
     # Nothing runs backward where no result has a gradient, whatever the operands could have.
     wanted = [i for i, v in enumerate(op.inputs) if values[v].grad] if any(values[o].grad for o in op.outputs) else []
     parts: dict[str, int] = {}
-    for row, size in zip(chosen, axis_sizes, strict=False):
+    for row, size in zip(axis_rows, axis_sizes, strict=False):
         # Two axes may split one dim: tokens over 2 x 4 GPUs are in 8 parts.
         parts[row.name] = parts.get(row.name, 1) * size
     return work_of_parts(one.work(op, Sizes(ins, outs, whole, parts)), wanted, free=False)

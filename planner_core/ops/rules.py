@@ -128,15 +128,15 @@ class Row:
         return self.name not in ("R", "P", "G")
 
 
-def can_run_together(chosen: Sequence[Row], sizes: Sequence[int]) -> bool:
+def can_run_together(axis_rows: Sequence[Row], sizes: Sequence[int]) -> bool:
     """Return whether an operator can run these rows at once, one for each axis of these sizes (see `Split.excludes` and `Split.within`)."""
     # Example: tokens are dealt to experts over one axis (`dispatch`). A second axis must not deal the same experts again.
-    for i, row in enumerate(chosen):
-        if any(other.name in row.excludes for k, other in enumerate(chosen) if i != k):
+    for i, row in enumerate(axis_rows):
+        if any(other.name in row.excludes for k, other in enumerate(axis_rows) if i != k):
             return False
         if row.within:
             name, parts = row.within
-            if math.prod(n for other, n in zip(chosen[:i], sizes[:i], strict=True) if other.name == name) != parts:
+            if math.prod(n for other, n in zip(axis_rows[:i], sizes[:i], strict=True) if other.name == name) != parts:
                 return False
     return True
 

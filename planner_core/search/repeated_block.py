@@ -207,7 +207,7 @@ class Chain:
         if self.count == 1:
             return np.zeros(len(self.states))
         net = self.compiled.net
-        return net.tensors[self.boundary.entry].local_bytes[self.states] * float(net.keeps_between)
+        return net.tensors[self.boundary.entry].local_bytes[self.states] * float(net.saves_between)
 
     @property
     def cost(self) -> Floats:

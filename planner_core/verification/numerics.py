@@ -91,12 +91,12 @@ def average_over_ranks(comparisons: Sequence[Mapping[str, Any]], sizes: Sequence
     if any([c[:2] for c in calls_of_rank] != [c[:2] for c in calls[0]] for calls_of_rank in calls):
         raise VerificationFailed("the ranks issued different all_to_alls")
     for same in zip(*calls, strict=True):
-        phase, axes, mine = same[0]
+        phase, axes, of_rank_0 = same[0]
         n = math.prod(sizes[axis] for axis in axes)
         mean = sum(c[2] for c in same) // len(same)
         row = rows[phase, "all_to_all", tuple(axes)]
-        row[1] += mean - mine
-        row[2] += all_to_all_wire_bytes(mean, n) - all_to_all_wire_bytes(mine, n)
+        row[1] += mean - of_rank_0
+        row[2] += all_to_all_wire_bytes(mean, n) - all_to_all_wire_bytes(of_rank_0, n)
     return {**first, "collectives": collective_table(rows), "by_axis": rows_to_json(rows)}
 
 

@@ -275,9 +275,9 @@ def _single_process_loss(global_batch: nn.Module, batches: Sequence[Any], chance
     return total
 
 
-def _gather_objects(mine: Any) -> list[Any]:
+def _gather_objects(of_this_rank: Any) -> list[Any]:
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
+    dist.all_gather_object(every, of_this_rank)
     return every
 
 
@@ -286,8 +286,8 @@ def _max_error_over_ranks(
 ) -> tuple[float, str]:
     """Return the largest error over all ranks, each of which holds some tensors. One that no rank holds is missing, except `free` ones."""
     # A weight of another stage is missing here, and no error. So each rank judges what it holds, and all of them see that nothing is left.
-    mine = max_error(values, {n: t for n, t in wanted.items() if n in values}, floor)
-    every = _gather_objects((mine, list(values)))
+    error = max_error(values, {n: t for n, t in wanted.items() if n in values}, floor)
+    every = _gather_objects((error, list(values)))
     names = {n for _, of_rank in every for n in of_rank}
     if missing := next((n for n in wanted if n not in names and n not in free), ""):
         return float("inf"), missing
@@ -331,7 +331,7 @@ def _step_and_micro_batches(
     # A rank's samples lie together, and it cuts its part into micro-batches. Of 8 samples, 2 ranks and 2 micro-batches the first
     # one has 0, 1 of the first rank and 4, 5 of the second.
     def take_micro_batch(number: int) -> Any:
-        return lambda x: torch.cat([mine.chunk(num)[number] for mine in x.chunk(places)])
+        return lambda x: torch.cat([part.chunk(num)[number] for part in x.chunk(places)])
 
     batches = [
         pytree.tree_map_only(torch.Tensor, torch.clone, _map_samples(parallel, inputs, take_micro_batch(k)))

@@ -76,13 +76,13 @@ def _check_operators(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, 
         if site is None or not _has_matching_arity(op, site):
             continue
         known = rows(op, block.values)
-        chosen: list[Row] = []
+        axis_rows: list[Row] = []
         for axis, size in enumerate(sizes):
             taken = tuple((e.dst.forward[axis], e.dst.gradient[axis]) for e in site.inputs)
             delivered = tuple((e.src.forward[axis], e.src.gradient[axis]) for e in site.outputs)
             same = [row for row in known if (row.inputs, row.outputs) == (taken, delivered)]
             # On an axis of one device all rows compute the same, so none excludes another.
-            chosen += same[:1] if size > 1 else []
+            axis_rows += same[:1] if size > 1 else []
             uneven = [[d for d in row.divides if d % size] for row in same]
             if not same:
                 yield (
@@ -91,8 +91,8 @@ def _check_operators(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, 
                 )
             elif all(uneven):
                 yield f"{where}: {op.name} cannot split {uneven[0][0]} evenly over the {size} devices of mesh axis {axis}"
-        if not can_run_together(chosen, [n for n in sizes if n > 1]):
-            yield f"{where}: {op.name} splits {' and '.join(r.name for r in chosen)}, which do not go together on these mesh axes"
+        if not can_run_together(axis_rows, [n for n in sizes if n > 1]):
+            yield f"{where}: {op.name} splits {' and '.join(r.name for r in axis_rows)}, which do not go together on these mesh axes"
 
 
 def _format_pairs(pairs: Iterable[Pair]) -> str:

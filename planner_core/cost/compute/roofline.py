@@ -63,13 +63,13 @@ def has_kernels(op: Op) -> bool:
 
 
 def kernel_seconds(
-    op: Op, values: Sequence[Value], chosen: Sequence[Row], model: CostModel, chunks: int = 1
+    op: Op, values: Sequence[Value], axis_rows: Sequence[Row], model: CostModel, chunks: int = 1
 ) -> tuple[float, float]:
-    """Return the seconds forward and backward of the operator's kernels. `chosen` has the row that it runs on each mesh axis. `chunks`:
+    """Return the seconds forward and backward of the operator's kernels. `axis_rows` has the row that it runs on each mesh axis. `chunks`:
     into how many parts of its result's last dim a product is cut in forward."""
-    work: Work = work_of(op, values, chosen, model.sizes)
+    work: Work = work_of(op, values, axis_rows, model.sizes)
     dtype, whole = dtype_of(op, values), operator(op.fn).kind in OWN_KERNEL
-    fullest = model.fullest_load(chosen)
+    fullest = model.fullest_load(axis_rows)
     cut = [replace(k, n=k.n // chunks) if isinstance(k, Gemm) else k for k in work.forward]
     attends = operator(op.fn).kind is Kind.ATTENTION
     name = attention_kernel(op, values, model.software.attention, model.cluster.gpu) if attends else ""

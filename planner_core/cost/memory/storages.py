@@ -218,16 +218,16 @@ class BlockStorages:
             return [("extra", op.name, 0)]
         if not op.saved_extra:
             return []
-        chosen = rows_at(self.block, op, self.plan.sites[op.name])
+        axis_rows = rows_at(self.block, op, self.plan.sites[op.name])
         shapes = [self.block.values[v].meta.shape for v in op.inputs]
         for k, meta in enumerate(op.saved_extra):
             parts = [
                 n
-                for row, n in zip(chosen, self.model.sizes, strict=True)
+                for row, n in zip(axis_rows, self.model.sizes, strict=True)
                 if row.splits_work and splits_saved_tensor(op, row.name, meta.shape, shapes)
             ]
             load = (
-                self.model.fullest_load(chosen) if len(meta.shape) > 1 else 1.0
+                self.model.fullest_load(axis_rows) if len(meta.shape) > 1 else 1.0
             )  # vectors lie where the tokens come from
             self.size["extra", op.name, k] = int(load * (meta.num_bytes // int(np.prod(parts, dtype=int))))
         return [("extra", op.name, k) for k in range(len(op.saved_extra))]
@@ -265,17 +265,17 @@ class BlockStorages:
     def _local_bytes_of(self, op: Op) -> LocalBytes:
         """Return the operator's operands and results on one GPU, and the dims that its rows split."""
         site, values = self.plan.sites[op.name], self.block.values
-        chosen = rows_at(self.block, op, site)
+        axis_rows = rows_at(self.block, op, site)
         return LocalBytes(
             tuple(self.bytes_of(v, e.dst.forward) for v, e in zip(op.inputs, site.inputs, strict=True)),
             tuple(self.bytes_of(v, e.src.forward) for v, e in zip(op.outputs, site.outputs, strict=True)),
             tuple(ITEM_BYTES[values[v].meta.dtype] for v in op.inputs),
-            frozenset(row.name for row in chosen),
+            frozenset(row.name for row in axis_rows),
             tuple(values[v].grad for v in op.inputs),
             tuple(values[v].meta.shape for v in op.inputs),
             tuple(
                 local_shape(values[v].meta.shape, e.dst.forward, self.model.sizes)
                 for v, e in zip(op.inputs, site.inputs, strict=True)
             ),
-            self.model.fullest_load(chosen),
+            self.model.fullest_load(axis_rows),
         )

@@ -75,9 +75,9 @@ def _parts_of_unit(unit: PricedUnit, model: CostModel) -> Iterator[Exposed]:
         yield Exposed(unit.label, message.site, message.weight, what, message.phase, ENDS, seconds)
     traffic, alone = weight_traffic(unit, model), sum(message_time(message, model) for message in unit.alone)
     for phase in ("forward", "backward"):
-        mine = [t for t in traffic if t.phase == phase]
+        phase_traffic = [t for t in traffic if t.phase == phase]
         seconds, why = seconds_beyond_compute(totals, phase, model)
-        yield from _divide_by_traffic(unit, mine, why, seconds, m)
+        yield from _divide_by_traffic(unit, phase_traffic, why, seconds, m)
     # STEP also has the optimizer and what is outside, which send nothing, and the messages alone, which have rows above.
     # The rest is what nothing hides.
     yield from _divide_by_traffic(

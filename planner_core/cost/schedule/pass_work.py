@@ -62,13 +62,13 @@ def list_backward(
     for op in ops:
         if op.name in reruns:
             rerun_seconds[op.name] = op_seconds(block, op, bp, {}, model)[0] if is_recomputed(op, reruns) else 0.0
-            mine = [m for m in waits[op.name] if not m.gradient]
-            yield from _surround_by_waits(WorkKind.RECOMPUTATION, op, rerun_seconds[op.name], mine, model)
+            repeated = [m for m in waits[op.name] if not m.gradient]
+            yield from _surround_by_waits(WorkKind.RECOMPUTATION, op, rerun_seconds[op.name], repeated, model)
     for op in reversed(ops):
         # The price counts the second forward in backward. It is a pass of its own before, so it is taken out here.
         seconds = op_and_weight_seconds(block, op, bp, reruns, model)[1] - rerun_seconds.get(op.name, 0.0)
-        left = [m for m in waits[op.name] if op.name not in reruns or m.gradient]
-        yield from _surround_by_waits(WorkKind.COMPUTE, op, seconds, left, model)
+        once = [m for m in waits[op.name] if op.name not in reruns or m.gradient]
+        yield from _surround_by_waits(WorkKind.COMPUTE, op, seconds, once, model)
 
 
 def _group_by_site(sent: Iterable[Message]) -> dict[str, list[Message]]:

@@ -97,7 +97,7 @@ def _kept_between_copies(problem: Problem) -> Iterator[tuple[str, Network, str]]
     """Yield the tensors between two copies of a run that are kept for backward: name, the block's network, its port."""
     for run in problem.runs:
         net = problem.first_variant(run.block).net
-        if run.chain_in >= 0 and net.keeps_between:
+        if run.chain_in >= 0 and net.saves_between:
             port = tensor_name(problem.coarse.graph.blocks[run.block].inputs[run.chain_in])
             # From the second copy on: what enters the first is a tensor of the top block, which counts it itself.
             for call in run.calls[1:]:

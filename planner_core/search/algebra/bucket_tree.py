@@ -190,11 +190,11 @@ class BucketTree:
         pending = [(-1, points)]
         while pending:
             i, points = pending.pop()
-            chosen = self.points[i]
+            bucket_points = self.points[i]
             if self.scope_of(i):
-                entry_states = np.unravel_index(chosen.row[points], self.margins[i].shape)
+                entry_states = np.unravel_index(bucket_points.row[points], self.margins[i].shape)
                 states.update(zip(self.scope_of(i), entry_states, strict=True))
-            for (child, _, _), part in zip(self.children[i], chosen.parts, strict=True):
+            for (child, _, _), part in zip(self.children[i], bucket_points.parts, strict=True):
                 if child < 0:
                     points_of_sets[-1 - child] = part[points]
                 else:

@@ -76,7 +76,7 @@ class RunPoints:
     """The points by entry of the chain's own table, with rows, after `points`."""
     block: CopyPoints
     lines: dict[int, _EqualCopies | _DifferingCopies]
-    chosen: FormingPoints
+    forming: FormingPoints
 
     def __init__(
         self, chain: Chain, tree: BucketTree, goal: Goal, make_copy_points: MakeCopyPoints | None = None
@@ -126,7 +126,7 @@ class RunPoints:
             if self.chain.is_whole:
                 self.block = like.block
             else:
-                self.lines, self.chosen = like.lines, like.chosen
+                self.lines, self.forming = like.lines, like.forming
         elif self.chain.is_whole:
             self.block = self.make_copy_points(self.chain, self.goal, 0, self.margin)
             self.own_points = self.goal.as_rows(self.block.points)
@@ -134,7 +134,7 @@ class RunPoints:
             make_line = _EqualCopies if self.chain.problem.uniform and self.chain.count > 1 else _DifferingCopies
             self.lines = {s: make_line(self, s) for s in self.states_within_limit}
             forming = concatenate_points([line.enumerate_points() for line in self.lines.values()])
-            points, self.chosen = group_points(forming, forming.row, self.margin.size, self.goal.pruning)
+            points, self.forming = group_points(forming, forming.row, self.margin.size, self.goal.pruning)
             self.own_points = self.goal.as_rows(points)
         return self.own_points.for_entries(self.entries)
 
@@ -153,8 +153,8 @@ class RunPoints:
         """Return how each copy runs in one point."""
         if self.chain.is_whole:
             return [self.block.copy(point)]
-        s = int(self.chosen.row[point]) // (self.shape[1] * self.shape[2])
-        return self.lines[s].copies(int(self.chosen.parts[0][point]))
+        s = int(self.forming.row[point]) // (self.shape[1] * self.shape[2])
+        return self.lines[s].copies(int(self.forming.parts[0][point]))
 
 
 class AllCopyPoints:
@@ -184,7 +184,7 @@ class AllCopyPoints:
             parts.append(FormingPoints(entry, cost, excess, [np.full(len(index), number), index]))
         forming = concatenate_points(parts)
         forming = forming.select(forming.excess + margin.ravel()[forming.row] <= goal.limit)
-        self.points, self.chosen = group_points(forming, forming.row, bound.size, goal.pruning)
+        self.points, self.forming = group_points(forming, forming.row, bound.size, goal.pruning)
 
     def _prune_variant(
         self, variant: str, goal: Goal, fixed: dict[str, int], rest: Floats
@@ -204,7 +204,7 @@ class AllCopyPoints:
 
     def copy(self, point: int) -> Copy:
         """Return how the copy runs in one point."""
-        number, index = (int(part[point]) for part in self.chosen.parts)
+        number, index = (int(part[point]) for part in self.forming.parts)
         variant, part, tree = self.trees[number]
         return self.unit.copy_in_states(variant, part.full_states(tree.assignment(index)[0]))
 

@@ -60,11 +60,11 @@ class KnownCopyPoints:
         forming = forming.select(forming.excess + margin.ravel()[entry] <= goal.limit)
         forming = forming.select(np.argsort(forming.row, kind="stable"))
         self.points: Points
-        self.points, self.chosen = group_points(forming, forming.row, bound.size, goal.pruning)
+        self.points, self.forming = group_points(forming, forming.row, bound.size, goal.pruning)
 
     def copy(self, point: int) -> Copy:
         """Return how the copy runs in one point."""
-        return self.known_copies[int(self.chosen.parts[0][point])]
+        return self.known_copies[int(self.forming.parts[0][point])]
 
 
 def mix_solutions(
@@ -95,7 +95,7 @@ def mix_solutions(
         return None
     if points is None or not (within := np.flatnonzero((points.cost[:, 1:] <= budget).all(axis=1))).size:
         return None
-    chosen = points.assignment(int(within[points.cost[within, 0].argmin()]))
+    best = points.assignment(int(within[points.cost[within, 0].argmin()]))
     copies_by_run = [
         [
             copy
@@ -105,7 +105,7 @@ def mix_solutions(
         ]
         for run in points.copies
     ]
-    return chosen if folded.problem.uniform else use_free_memory(folded, chosen, copies_by_run, budget)
+    return best if folded.problem.uniform else use_free_memory(folded, best, copies_by_run, budget)
 
 
 def _forbid_unknown_states(folded: FoldedTables, solutions: Sequence[Assignment]) -> list[Table]:

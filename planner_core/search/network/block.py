@@ -279,7 +279,7 @@ class _Builder:
         for k, op in enumerate(s.ops):
             for j, value in enumerate(op.outputs):
                 if value in self.crossing:
-                    is_redelivered, second_share = self._is_delivered_again(op), self._second_tensor_share(s, op, value)
+                    is_redelivered, second_share = self._is_redelivered(op), self._second_tensor_share(s, op, value)
                     make_factor = partial(self._result_factor, work, value, (k, j), is_redelivered, second_share)
                     # A result that is kept is not made in chunks.
                     key = (
@@ -393,7 +393,7 @@ class _Builder:
             cost[Component.FORWARD] += np.where(joint_any(needs_copy, index, states.index), moved, 0.0)
         return Factor((name, tensor_name(value)), cost, allowed)
 
-    def _is_delivered_again(self, op: Op) -> bool:
+    def _is_redelivered(self, op: Op) -> bool:
         """Return whether the results of an operator that runs again in backward are delivered again."""
         rerun = self.options.reruns.get(op.name)
         return rerun is not None and rerun.delivers
@@ -428,7 +428,8 @@ class _Builder:
         # The operator keeps the result as made and the reader as delivered: two tensors where these differ.
         if second_share:
             second_bytes = work.result_bytes(position[0], value) * second_share
-            differs = (forward[:, None] != states.forward[None, :]) & ~work.keeps_own_results(position[0])[:, None]
+            saves_exchanged = work.saves_exchanged_results(position[0])[:, None]
+            differs = (forward[:, None] != states.forward[None, :]) & ~saves_exchanged
             cost[Component.AFTER_FORWARD] = np.where(differs, second_bytes[:, None], 0.0)
         return Factor((s.group.name, tensor_name(value)), cost, allowed)
 

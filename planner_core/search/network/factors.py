@@ -225,7 +225,7 @@ class Network:
 
     `tensors` and `nodes` say what the states mean: the joint states of a tensor or weight, the joint rows of a group. A *port*
     is a tensor that is an input or an output of the block. `saved_ports` are the ports whose delivered tensor an operator of
-    this block keeps for backward. `keeps_between` says whether the tensor between two copies of the block is kept. `rules` hold the factors
+    this block keeps for backward. `saves_between` says whether the tensor between two copies of the block is kept. `rules` hold the factors
     that a restriction adds whatever states the weights have, by what they depend on, then by variable. All networks of the block on one
     mesh share them: they differ in their weights' states and in costs.
     """
@@ -235,7 +235,7 @@ class Network:
     tensors: dict[str, TensorStates] = field(default_factory=dict)
     nodes: dict[str, GroupRows] = field(default_factory=dict)
     saved_ports: set[int] = field(default_factory=set)
-    keeps_between: bool = False
+    saves_between: bool = False
     rules: dict[tuple[object, ...], dict[str, Factor]] = field(default_factory=dict)
 
     def placed_values(self, block: Block) -> Iterator[tuple[int, Value, TensorStates]]:

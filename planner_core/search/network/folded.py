@@ -35,7 +35,7 @@ from planner_core.search.network.factors import (
     tensor_name,
 )
 from planner_core.search.network.group_work import BlockCache, OperatorCache, UnitOptions
-from planner_core.search.network.runs import Run, find_runs, mark_kept_chain_tensors
+from planner_core.search.network.runs import Run, find_runs, mark_saved_chain_tensors
 from planner_core.search.network.search_cache import SearchCache
 from planner_core.search.network.states import Bools, Floats
 
@@ -207,7 +207,7 @@ def build_networks(
                 activations = (i for i in block.block.inputs if block.block.values[i].kind == "activation")
                 net.saved_ports.update(activations)
             blocks[name][variant] = net
-    entries = mark_kept_chain_tensors(runs, graph.top, graph.blocks, blocks, at_least)
+    entries = mark_saved_chain_tensors(runs, graph.top, graph.blocks, blocks, at_least)
     options = UnitOptions(
         saved_by_calls=_values_saved_by_calls(graph, blocks, entries, at_least),
         skipped_values=inside,

@@ -237,9 +237,9 @@ class GroupWork:
             share = self.options.share(self.strategy.ops[maker[v]])
             cost[Component.AFTER_FORWARD] += self.result_bytes(maker[v], v) * share
         for k in range(len(self.strategy.ops)):
-            keeps_own = self.keeps_own_results(k)
-            if keeps_own.any():  # few operators have such rows
-                cost[Component.AFTER_FORWARD] += np.where(keeps_own, self._exchanged_bytes(k, counted), 0.0)
+            saves_exchanged = self.saves_exchanged_results(k)
+            if saves_exchanged.any():  # few operators have such rows
+                cost[Component.AFTER_FORWARD] += np.where(saves_exchanged, self._exchanged_bytes(k, counted), 0.0)
         return cost
 
     def _exchanged_bytes(self, k: int, counted: Collection[int]) -> Floats:
@@ -257,8 +257,8 @@ class GroupWork:
             total += np.where(self._any_axis([i in r[k].exchanged for r in self.strategy.rows]), local, 0.0)
         return total
 
-    def keeps_own_results(self, k: int) -> Bools:
-        """[joint row]: whether op k keeps tensors of its own in place of its results (`Split.exchanged`)."""
+    def saves_exchanged_results(self, k: int) -> Bools:
+        """[joint row]: whether op k saves the exchanged tensors in place of its results (`Split.exchanged`)."""
         return self._any_axis([bool(rows[k].exchanged) for rows in self.strategy.rows])
 
     def _any_axis(self, flags: list[bool]) -> Bools:
@@ -361,13 +361,15 @@ class GroupWork:
     def _loss_bytes(self, k: int) -> Floats:
         """[joint row]: bytes that a loss keeps for backward, the buffers that it then uses, and the gradient of the logits."""
         op, rows = self.strategy.ops[k], self.strategy.rows
-        chosen = [frozenset(rows[r][k].name for r in joint) for joint in self.index]
-        bytes_of_split = {split: extra_bytes(op, global_bytes(op, self.block.values, split)) for split in set(chosen)}
+        split_names = [frozenset(rows[r][k].name for r in joint) for joint in self.index]
+        bytes_of_split = {
+            split: extra_bytes(op, global_bytes(op, self.block.values, split)) for split in set(split_names)
+        }
         logits = self.block.values[op.inputs[0]].meta.num_bytes
         parts = self._num_parts([isinstance(r[k].inputs[0][0], Shard) for r in rows])
         # `cost` multiplies by the share of a recomputed block. A loss is held whole at the peak, so its share is divided out.
         bytes_: Floats = (
-            (np.array([bytes_of_split[split] for split in chosen]) + logits) / parts / self.options.share(op)
+            (np.array([bytes_of_split[split] for split in split_names]) + logits) / parts / self.options.share(op)
         )
         return bytes_
 

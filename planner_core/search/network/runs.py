@@ -81,7 +81,7 @@ def _chain_ports(
     return p, q
 
 
-def mark_kept_chain_tensors(
+def mark_saved_chain_tensors(
     runs: list[Run],
     top: Block,
     blocks: Mapping[str, Block],
@@ -90,7 +90,7 @@ def mark_kept_chain_tensors(
 ) -> set[int]:
     """Mark for each chain of copies which side keeps the tensor between two of them for backward.
 
-    If all variants keep their input, or a copy keeps its output, `Network.keeps_between` is set. If only some variants keep their
+    If all variants keep their input, or a copy keeps its output, `Network.saves_between` is set. If only some variants keep their
     input, the bytes go into the network of each of these variants. `at_least`: what only some variants keep is not counted for all.
     Returns the tensors with which such chains begin: the first copy counts them, and the top block does not.
     """
@@ -115,9 +115,9 @@ def mark_kept_chain_tensors(
                 cost[Component.AFTER_FORWARD] = net.tensors[tensor_name(entry)].local_bytes * keeps_it
                 net.factors.append(Factor((tensor_name(entry),), cost, np.ones(cost.shape[1], dtype=bool)))
         else:
-            kept_by = all if at_least else any
+            combine = all if at_least else any
             for net in variants:
-                net.keeps_between = kept_by(keeps) or kept_by(exit_value in n.saved_ports for n in variants)
+                net.saves_between = combine(keeps) or combine(exit_value in n.saved_ports for n in variants)
     return entries
 
 

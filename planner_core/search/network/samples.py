@@ -106,10 +106,10 @@ def _propagate_sample_dims(
     if not operands:  # no row shards any of them
         return row_choices[0]
 
-    def count_sharded(chosen: Sequence[Row]) -> tuple[int, int]:
-        if any(row.name == DISPATCH for row in chosen):
+    def count_sharded(op_rows: Sequence[Row]) -> tuple[int, int]:
+        if any(row.name == DISPATCH for row in op_rows):
             return (0, 0)
-        computed = [is_computed for k, i, cut, is_computed in operands if chosen[k].inputs[i][0] == cut]
+        computed = [is_computed for k, i, cut, is_computed in operands if op_rows[k].inputs[i][0] == cut]
         return sum(computed), len(computed)
 
     best = max(row_choices, key=count_sharded)
@@ -119,9 +119,9 @@ def _propagate_sample_dims(
     return best
 
 
-def _operand_placements(ops: Sequence[Op], chosen: Sequence[Row]) -> list[tuple[int, object]]:
+def _operand_placements(ops: Sequence[Op], op_rows: Sequence[Row]) -> list[tuple[int, object]]:
     return [
         (v, placement)
-        for op, row in zip(ops, chosen, strict=True)
+        for op, row in zip(ops, op_rows, strict=True)
         for v, (placement, _) in zip(op.inputs, row.inputs, strict=True)
     ]

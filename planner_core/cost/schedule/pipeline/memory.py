@@ -64,13 +64,13 @@ def rank_memory(
     pipeline: Pipeline, rank: int, memories: Sequence[StageMemory], situations: Sequence[Situation], model: CostModel
 ) -> dict[str, int]:
     """Return the bytes at the fullest moment of a GPU of a rank, by kind, as `Walk.memory_bytes`."""
-    mine = pipeline.stages_of(rank)
+    rank_stages = pipeline.stages_of(rank)
     params, moments, grads, reduced = (
-        sum(getattr(memories[s].state, name) for s in mine) for name in ("params", "moments", "grads", "reduced")
+        sum(getattr(memories[s].state, name) for s in rank_stages) for name in ("params", "moments", "grads", "reduced")
     )
-    largest = max(memories[s].state.largest_param for s in mine)
+    largest = max(memories[s].state.largest_param for s in rank_stages)
     peak = Moment(0, reduced, num_update_tensors(model.workload) * largest)  # the optimizer's step
-    for moment in _highest_moments(mine, memories, situations, grads):
+    for moment in _highest_moments(rank_stages, memories, situations, grads):
         peak = max(peak, moment, key=lambda m: m.total)
     return {
         "params": params,
@@ -84,12 +84,12 @@ def rank_memory(
 
 
 def _highest_moments(
-    mine: Sequence[int], memories: Sequence[StageMemory], situations: Sequence[Situation], grads: int
+    rank_stages: Sequence[int], memories: Sequence[StageMemory], situations: Sequence[Situation], grads: int
 ) -> Iterator[Moment]:
     """Yield the highest moment of each situation of a rank."""
     for stage, forward, others in situations:
         now = memories[stage].forward if forward else memories[stage].backward
-        in_flight = sum(n * memories[s].kept for s, n in zip(mine, others, strict=True))
+        in_flight = sum(n * memories[s].kept for s, n in zip(rank_stages, others, strict=True))
         # A pass brings the gradients of its own stage; those of the rank's other stages are there too.
         yield now + Moment(in_flight, grads - memories[stage].state.grads)
 

@@ -62,16 +62,18 @@ def ranks_work(plan: Plan, graph: Graph) -> list[RankWork]:
     tied = tied_bytes(stages, model)
     works = []
     for rank, order in enumerate(rank_orders(cut, model.workload.accumulate)):
-        mine = cut.stages_of(rank)
+        rank_stages = cut.stages_of(rank)
         passes = tuple(
             _scheduled_pass_of(plan, units[w.stage], w, sent, model) for w in order if w.what is not Pass.WEIGHT
         )
         traffic = sum_traffic(
-            (m for s in mine for m in messages(stages[s].blocks, stages[s].computed_graph, model)), model
+            (m for s in rank_stages for m in messages(stages[s].blocks, stages[s].computed_graph, model)), model
         )
         # Where all stages that share a weight are on one rank, nothing is sent.
-        shared = [size for users, size in tied if set(users) & set(mine) and len({cut.rank_of(s) for s in users}) > 1]
-        copies = tuple(call.prefix for s in mine for call in stages[s].computed_graph.calls())
+        shared = [
+            size for users, size in tied if set(users) & set(rank_stages) and len({cut.rank_of(s) for s in users}) > 1
+        ]
+        copies = tuple(call.prefix for s in rank_stages for call in stages[s].computed_graph.calls())
         works.append(RankWork(passes, replace(plan.cost, traffic=traffic).collectives(), tuple(shared), copies))
     return works
 

@@ -82,9 +82,11 @@ def price_simulated(
     busiest = max(range(pipeline.ranks), key=lambda r: _busy_seconds(pipeline, costs, r, m))
     # Where bound and step are equal, or a rank is never idle, their sums are rounded in other orders.
     pipeline_cost = PipelineCost(costs, max(0.0, bubbles_s[busiest]), min(known_s, step_s))
-    mine = pipeline.stages_of(busiest)
-    traffic = sum_traffic((x for s in mine for x in messages(stages[s].blocks, stages[s].computed_graph, model)), model)
-    units = [priced_units(stages[s].blocks, stages[s].computed_graph, model, ends=ends) for s in mine]
+    rank_stages = pipeline.stages_of(busiest)
+    traffic = sum_traffic(
+        (x for s in rank_stages for x in messages(stages[s].blocks, stages[s].computed_graph, model)), model
+    )
+    units = [priced_units(stages[s].blocks, stages[s].computed_graph, model, ends=ends) for s in rank_stages]
     compute = m * sum(u.copies * (u.forward_s + u.backward_s) for of_stage in units for u in of_stage)
     optimizer = sum(u.copies * u.optimizer_s for of_stage in units for u in of_stage)
     return Cost(

@@ -66,8 +66,8 @@ def stage_plans(blocks: Mapping[str, BlockPlan], graph: Graph, pipeline: Pipelin
         takes, gives = crossing[stage], crossing[stage + 1]
         # Buffers are few bytes, and most are those of the whole model, so a rank counts all of them once.
         buffers = graph.buffer_bytes if stage < pipeline.ranks else 0
-        mine = replace(graph, top=_stage_top(graph.top, stage_items, takes, gives), buffer_bytes=buffers)
-        plans.append(StagePlan(mine, _stage_blocks(blocks, mine, states, labels), takes, gives))
+        stage_graph = replace(graph, top=_stage_top(graph.top, stage_items, takes, gives), buffer_bytes=buffers)
+        plans.append(StagePlan(stage_graph, _stage_blocks(blocks, stage_graph, states, labels), takes, gives))
     return tuple(plans)
 
 
