@@ -224,6 +224,22 @@ def test_zero_stages_of_deepspeed_and_megatron() -> None:
         assert flags.get("use-distributed-optimizer", False) == distributed
 
 
+@pytest.mark.parametrize(
+    ("dtype", "section", "flag"), [("bfloat16", "bf16", "bf16"), ("float16", "fp16", "fp16"), ("float32", None, None)]
+)
+def test_the_dtype_of_a_plan_is_that_of_the_run(dtype: str, section: str | None, flag: str | None) -> None:
+    """A tool that is told of no dtype takes its own: float32 in DeepSpeed and Megatron-LM, bfloat16 in torchtitan."""
+    plan = of_layout("dp=2,tp=4")
+    plan = replace(plan, workload={**plan.workload, "dtype": dtype})
+    settings = json.loads(TARGETS["deepspeed"].write(plan)[0])
+    assert [name for name in ("bf16", "fp16") if name in settings] == ([section] if section else [])
+    arguments = megatron_flags(TARGETS["megatron"].write(plan)[0])
+    assert [name for name in ("bf16", "fp16") if name in arguments] == ([flag] if flag else [])
+    options, remarks, _ = TARGETS["torchtitan"].write(plan)
+    assert ("--training.mixed_precision_param float32" in options) == (dtype == "float32")
+    assert any("torchtitan in bfloat16" in remark for remark in remarks) == (dtype == "float16")
+
+
 def test_deepspeed_is_told_zero_3_and_plain_data_parallelism(tmp_path: Path) -> None:
     """What `--for deepspeed` lists, its form writes; what it gathers ahead is a layer, as in the plan, and its reader reads it back."""
     made = export_text(of_layout("fsdp=8"), "deepspeed")

@@ -36,6 +36,8 @@ GATHERED_ON_SAVE = {"stage3_gather_16bit_weights_on_model_save": True}
 SMALL_WEIGHTS_STAY = (
     "weights of at most 100,000 elements (norms, biases) stay gathered there once they were used (stage3_param_persistence_threshold)",
 )
+SECTIONS = {"bfloat16": "bf16", "float16": "fp16"}
+"""The sections that switch mixed precision on, by the dtype that computes."""
 AUTOTP_STAGE = 2
 """The highest ZeRO stage together with AutoTP."""
 
@@ -141,7 +143,8 @@ def _step_settings(plan: Plan, stage: int) -> dict[str, Any]:
             **(_gathered_ahead(plan) | GATHERED_ON_SAVE if stage == ZERO_3 else {}),
             **({"offload_optimizer": {"device": "cpu", "pin_memory": True}} if plan.workload.get("offload") else {}),
         },
-        **({"bf16": {"enabled": True}} if plan.workload["dtype"] == "bfloat16" else {}),
+        # Without a section DeepSpeed trains in float32.
+        **({section: {"enabled": True}} if (section := SECTIONS.get(plan.workload["dtype"])) else {}),
         **_gradient_settings(plan, stage),
     }
 

@@ -56,7 +56,9 @@ def write_megatron(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         **_size_flags(plan, config),
         "global-batch-size": plan.workload["batch"],
         "micro-batch-size": micro_batch_samples(plan, layout),
+        # Without either Megatron-LM trains in float32.
         "bf16": plan.workload["dtype"] == "bfloat16",
+        "fp16": plan.workload["dtype"] == "float16",
         **_architecture_flags(plan, config),
         **recompute,
         **_data_parallel_flags(plan, layout),

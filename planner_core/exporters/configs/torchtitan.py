@@ -56,6 +56,8 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         **_batch_options(plan, layout),
         "training.global_batch_size": load["batch"],
         "training.seq_len": load["seq"],
+        # Its default is bfloat16, and it takes no float16.
+        **({"training.mixed_precision_param": "float32"} if load["dtype"] == "float32" else {}),
     }
     lines = ["--module llama3", f"--config {config}"] if config else []
     lines += [f"--{name} {value}" for name, value in options.items()]
@@ -69,6 +71,8 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         differences.append(
             f"the plan recomputes by {', '.join(policies)}, every layer whole here: less memory, more compute"
         )
+    if load["dtype"] == "float16":
+        differences.append("the plan computes in float16, torchtitan in bfloat16, in which a GPU may be slower")
     head = f"# {plan.model['name']}, plan {json.dumps(plan.name)}: the degrees that torchtitan knows."
     layout.differences = [d for d in layout.differences if d.kind not in TOKENS_OR_GATHERED]
     return (
