@@ -79,27 +79,31 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         "\n".join([head, *lines, ""]),
         list_remarks(
             layout,
-            [
-                Remark(
-                    f"torchrun ... -m torchtitan.train {'' if config else '--module MODEL --config CONFIG '}$(grep -v '^#' ",
-                    FILE,
-                    "), by torchtitan 0.3",
-                    kind=RemarkKind.LAUNCH,
-                ),
-                *(
-                    [f"its config {config} has Llama 3.1's rotary positions and trains on c4: change it in torchtitan"]
-                    if config
-                    else ["torchtitan has no config for this model: MODEL and CONFIG are a module of yours"]
-                ),
-                "Degrees only: torchtitan splits each model its own way. Its options are checked against its "
-                "ParallelismConfig; it was not run.",
-            ],
+            _usage_remarks(config),
             differences,
             # With stages it gathers weights once a step and shards the optimizer's states (`_stage_options`).
             stage=1 if plan.pipeline and layout.shards > 1 else 0,
         ),
         layout,
     )
+
+
+def _usage_remarks(config: str) -> list[str]:
+    """Return how to run the file. `config`: the name of torchtitan's own config for the model; empty if it has none."""
+    model = "" if config else "--module MODEL --config CONFIG "
+    return [
+        Remark(
+            f"torchrun ... -m torchtitan.train {model}$(grep -v '^#' ",
+            FILE,
+            "), by torchtitan 0.3",
+            kind=RemarkKind.LAUNCH,
+        ),
+        f"its config {config} has Llama 3.1's rotary positions and trains on c4: change it in torchtitan"
+        if config
+        else "torchtitan has no config for this model: MODEL and CONFIG are a module of yours",
+        "Degrees only: torchtitan splits each model its own way. Its options are checked against its "
+        "ParallelismConfig; it was not run.",
+    ]
 
 
 def _stage_options(plan: Plan) -> tuple[dict[str, Any], list[str]]:
