@@ -39,7 +39,7 @@ from explorer.figures import scatter  # noqa: E402
 from explorer.figures.palette import LIGHT  # noqa: E402
 from explorer.graph import scene_json as graph_json  # noqa: E402
 from explorer.graph.scene import build_scene  # noqa: E402
-from planner_core.core import unfold  # noqa: E402
+from planner_core.core import unfold_graph  # noqa: E402
 from planner_core.models import open_model  # noqa: E402
 from planner_core.ops import coarsen  # noqa: E402
 from planner_core.planning import Request, plan_model  # noqa: E402
@@ -204,7 +204,7 @@ def graphs(place: Place) -> Iterator[Figure]:
     )
     yield spread("the same: first drawing in the browser", first, "1 000")
     yield spread("the same: a block opened or closed", expand, "100")
-    flat = build_scene(coarsen(unfold(open_model("llama-3-8b", layers=180))))
+    flat = build_scene(coarsen(unfold_graph(open_model("llama-3-8b", layers=180))))
     yield from panned(place, script, graph_json.to_json(flat), "nodes drawn, nothing folded")
     yield from panned(place, script, grid(), "nodes drawn as a grid with edges")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from explorer.text.commands import is_uploaded_model
 from explorer.text.recipe import layout_line
-from planner_core.core import OPTIONS, RECOMPUTE, SCHEDULES, SOFTWARE, InputError, short
+from planner_core.core import OPTIONS, RECOMPUTE, SCHEDULES, SOFTWARE, InputError, shorten_value
 from planner_core.planning.methods import CP_TYPES, Layout, parse_layout
 from planner_core.planning.pricing import Statement, read_setup
 
@@ -107,7 +107,7 @@ def parse_setup(words: Sequence[str]) -> StatedSetup:
         raise InputError(f"mbs {micro_batch} and {accumulate} micro-batches are stated at once; leave one out")
     if recompute not in RECOMPUTE or recompute == "auto":
         kinds = ", ".join(r for r in RECOMPUTE if r != "auto")
-        raise InputError(f"recompute is {short(recompute)}, but must be one of {kinds}")
+        raise InputError(f"recompute is {shorten_value(recompute)}, but must be one of {kinds}")
     options = tuple((name, _parse_option(name, text)) for name, text in texts.items())
     Statement(layout, **dict(options)).check()
     return StatedSetup(layout, accumulate, recompute, micro_batch, options)
@@ -118,14 +118,14 @@ def _parse_option(name: str, text: str) -> Any:
     try:
         return text == "True" if kind is bool else kind(text)
     except ValueError:
-        raise InputError(f"{name} is {short(text)}, which is not a number") from None
+        raise InputError(f"{name} is {shorten_value(text)}, which is not a number") from None
 
 
 def _parse_count(word: str, text: str | None) -> int | None:
     if text is None:
         return None
     if not (text.isdecimal() and 1 <= int(text) <= MAX_MICRO_BATCHES):
-        raise InputError(f"{word} is {short(text)}, but must be a whole number from 1; give e.g. {word}=4")
+        raise InputError(f"{word} is {shorten_value(text)}, but must be a whole number from 1; give e.g. {word}=4")
     return int(text)
 
 
@@ -174,7 +174,7 @@ def _parse_part(part: str) -> dict[str, Any]:
         return {"zero": int(part[-1])}
     match = DEGREE_PATTERN.fullmatch(part)
     if match is None:
-        raise InputError(f"{short(part)} is not understood; write for example FSDP 8 x TP 8, mbs 1, selective")
+        raise InputError(f"{shorten_value(part)} is not understood; write for example FSDP 8 x TP 8, mbs 1, selective")
     if match[4]:
         return {"accumulate": int(match[4])}
     kind, ranks = match[1].replace("-", ""), int(match[2])

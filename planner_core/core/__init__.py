@@ -11,9 +11,9 @@ from planner_core.core.cluster import (
     gpu_names,
     load_cluster,
     load_gpu,
+    load_timing,
     slow_dtype_notes,
     split_size,
-    timing,
 )
 from planner_core.core.errors import (
     CaptureError,
@@ -29,10 +29,10 @@ from planner_core.core.errors import (
     VerificationFailed,
     is_installed,
     naming_extras,
-    require,
+    require_packages,
 )
 from planner_core.core.files import ASSETS, check_writable, is_file, is_folder, path_exists, write_file
-from planner_core.core.forms import listed, nearest, short
+from planner_core.core.forms import list_names, shorten_value, suggest_names
 from planner_core.core.graph import (
     BUFFER,
     ITEM_BYTES,
@@ -46,11 +46,11 @@ from planner_core.core.graph import (
     Op,
     TensorMeta,
     Value,
-    check,
+    check_graph,
     differentiable_inputs,
     join_name,
     root,
-    unfold,
+    unfold_graph,
     with_result_as_output,
 )
 from planner_core.core.graph_json import graph_from_json, graph_to_json

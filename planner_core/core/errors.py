@@ -110,7 +110,7 @@ class NotInstalled(InputError, ImportError):
         self.package = package
 
 
-def require(*packages: str) -> None:
+def require_packages(*packages: str) -> None:
     """Raise NotInstalled for the first package that is not installed. None of them is imported."""
     for package in packages:
         if not is_installed(package):

@@ -97,7 +97,7 @@ def _describe_fault(error: Any, expected: Mapping[str, str]) -> str:
         return f": {_shorten_message(' '.join(best.message.split()))}{at}"
     if error.instance is None and path:
         return _missing_field(path, words)
-    return f"{': ' + _path_text(path) if path else ''} is {short(error.instance)}, but must be {words}"
+    return f"{': ' + _path_text(path) if path else ''} is {shorten_value(error.instance)}, but must be {words}"
 
 
 def _expected_words(path: list[Any], schema: Mapping[str, Any], expected: Mapping[str, str]) -> str:
@@ -112,7 +112,7 @@ def _missing_field(path: list[Any], words: str) -> str:
 
 def _unknown_field(instance: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     key = next(k for k in instance if k not in known)
-    return f"{short(key)} is not a field; {nearest(str(key), tuple(known))}"
+    return f"{shorten_value(key)} is not a field; {suggest_names(str(key), tuple(known))}"
 
 
 def _one_of_fields(error: Any, what: str) -> str:
@@ -137,21 +137,21 @@ def _shorten_message(text: str) -> str:
     return text if len(text) <= 2 * MAX_MESSAGE_END else f"{text[:MAX_MESSAGE_END]} ... {text[-MAX_MESSAGE_END:]}"
 
 
-def short(value: Any) -> str:
+def shorten_value(value: Any) -> str:
     """Return a value as text, without its middle if it is long."""
     text = json.dumps(value) if isinstance(value, str | list | dict) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def nearest(text: str, names: Sequence[str]) -> str:
+def suggest_names(text: str, names: Sequence[str]) -> str:
     """Return the end of a sentence about an unknown name: the names that may be meant."""
     # A beginning is meant before letters alike: h200 is h200-sxm, although b200 has more of its letters in proportion.
     begins = [name for name in names if text and name.startswith(text.lower())]
     close = begins or get_close_matches(text.lower(), names, n=1, cutoff=MIN_ALIKE)
-    return f"did you mean {close[0]}?" if close else f"there are {listed(names)}"
+    return f"did you mean {close[0]}?" if close else f"there are {list_names(names)}"
 
 
-def listed(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Names as text for a sentence, at most MAX_LISTED_NAMES of them."""
     more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
     return ", ".join(names[:MAX_LISTED_NAMES]) + more

@@ -240,7 +240,7 @@ def join_name(prefix: str, name: str) -> str:
     return prefix + name if name.startswith("/") else f"{prefix}.{name}"
 
 
-def unfold(graph: Graph) -> Graph:
+def unfold_graph(graph: Graph) -> Graph:
     """Return the same model with every call written out: one flat top block."""
     values = list(graph.top.values)
     items: list[Op | Call] = []
@@ -290,7 +290,7 @@ def _inline_call(block: Block, call: Call, values: list[Value], names: dict[str,
     ]
 
 
-def check(graph: Graph) -> None:
+def check_graph(graph: Graph) -> None:
     """Assert the invariants of a graph: every value is made once, and before it is used."""
     # Asserts, since a graph that breaks these is a fault of the capture and not of a user.
     for block in (graph.top, *graph.blocks.values()):

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from planner_core.core.cluster import timing
+from planner_core.core.cluster import load_timing
 from planner_core.core.errors import InputError, Term
 from planner_core.core.graph import join_name
 from planner_core.core.mesh import ONE_RANK, DeviceMesh, PipelineAxis
@@ -355,7 +355,7 @@ class Plan:
     cost: Cost
     fits: bool = True
     notes: tuple[Note, ...] = ()
-    assumptions: Mapping[str, float] = field(default_factory=lambda: asdict(timing()))
+    assumptions: Mapping[str, float] = field(default_factory=lambda: asdict(load_timing()))
     pipeline: Pipeline | None = None
     bound: float | None = field(default=None, compare=False)
     """A value of the objective that no plan of the request is below: of all numbers of micro-batches, ways to recompute and meshes of up

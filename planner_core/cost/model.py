@@ -20,7 +20,7 @@ from planner_core.core import (
     Stack,
     Timing,
     Workload,
-    timing,
+    load_timing,
 )
 from planner_core.cost.communication.links import PIPE as PIPE
 from planner_core.cost.communication.links import AxisLink, JointLinks, joint_links, rank_links
@@ -56,10 +56,10 @@ class CostModel:
     workload: Workload
     links: tuple[AxisLink, ...]
     joint_links: JointLinks
-    contention: float = field(default_factory=lambda: timing().contention)
+    contention: float = field(default_factory=lambda: load_timing().contention)
     joined: tuple[int, ...] = ()
     stages: tuple[int, ...] = (0, 3)
-    timing: Timing = field(default_factory=timing)
+    timing: Timing = field(default_factory=load_timing)
     software: Stack = field(default_factory=lambda: Software().resolved())
 
     @property

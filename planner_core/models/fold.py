@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner_core.core import Block, Call, Graph, Op, TensorMeta, join_name, unfold
+from planner_core.core import Block, Call, Graph, Op, TensorMeta, join_name, unfold_graph
 
 Content = tuple[tuple[str, str, tuple[tuple[int, ...], ...]], ...]
 
@@ -174,7 +174,7 @@ def _format_shapes(row: tuple[str, str, tuple[tuple[int, ...], ...]]) -> str:
 
 def why_not_folded(graph: Graph, prefix_a: str, prefix_b: str, limit: int = 8) -> list[str]:
     """Explain why two module calls are not one block; empty if they do the same."""
-    flat = unfold(graph).top
+    flat = unfold_graph(graph).top
     a, b = (_ops_under(flat, p) for p in (prefix_a, prefix_b))
     for prefix, rows in ((prefix_a, a), (prefix_b, b)):
         if not rows:

@@ -22,7 +22,7 @@ from planner_core.core import (
     TensorMeta,
     is_installed,
     named,
-    require,
+    require_packages,
 )
 from planner_core.models.zoo import SNAPSHOT_TRANSFORMERS, ZOO, config_file, load_snapshot
 
@@ -70,13 +70,13 @@ def capture_graph(
     is_file = isinstance(source, str) and has_own_inputs(source)
     if isinstance(source, str) and not is_file and source not in ZOO:
         config_file(source)  # report a wrong name before a missing package
-    require("torch")
+    require_packages("torch")
     if isinstance(source, str) and is_file:
         if layers is not None:
             remedy = "export" if source.endswith(".pt2") else "let your callable build"
             raise InputError(named("layers", layers), f" cannot be applied to {source}; {remedy} the depth you want")
         return capture_in_process(source, batch=batch, seq=seq, flat=flat)
-    require("transformers")
+    require_packages("transformers")
     return _capture_config(source, batch or DEFAULT_BATCH, seq, dtype, layers, flat)
 
 
@@ -420,7 +420,7 @@ def _check_sizes(name: str, size: Mapping[str, int], asked: Mapping[str, int | N
 
 def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Complete a Hugging Face config by the defaults of its model type."""
-    require("torch", "transformers")
+    require_packages("torch", "transformers")
     from planner_core.models.sources import with_defaults
 
     return with_defaults(config)

@@ -9,7 +9,17 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypedDict, TypeVar, Unpack, get_type_hints
 
-from planner_core.core import DTYPES, OPTIONS, Cluster, Graph, InputError, load_cluster, named, nearest, short
+from planner_core.core import (
+    DTYPES,
+    OPTIONS,
+    Cluster,
+    Graph,
+    InputError,
+    load_cluster,
+    named,
+    shorten_value,
+    suggest_names,
+)
 from planner_core.models import has_own_inputs, load_model, pad_vocabulary, with_adapters
 from planner_core.ops import CoarseGraph, coarsen
 from planner_core.planning.fitting.front import FrontPoint, exact_front
@@ -393,7 +403,7 @@ def _check_options(options: Mapping[str, Any], of: type = Request, known: tuple[
     known = known or tuple(f.name for f in fields(Request) if f.name not in ("model", "cluster"))
     for name in options:
         if name not in known:
-            raise InputError(f"{name} is not an option; {nearest(name, known)}")
+            raise InputError(f"{name} is not an option; {suggest_names(name, known)}")
     _check_types(options, get_type_hints(of))
 
 
@@ -405,7 +415,7 @@ def _check_types(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
         # A bool is an int to Python, but accumulate=True is a mistake.
         if not isinstance(value, kinds) or isinstance(value, bool) != (kinds == (bool,)):
             wanted = " or ".join(_WORDS[k] for k in kinds)
-            raise InputError(f"{name} is {short(value)}, but must be {wanted}")
+            raise InputError(f"{name} is {shorten_value(value)}, but must be {wanted}")
 
 
 _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", type(None): "None"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from planner_core.core.cluster import timing
+from planner_core.core.cluster import load_timing
 from planner_core.core.errors import InputError, PlannerError
 from planner_core.core.files import ASSETS
 from planner_core.core.plan import BlockLabel, block_patterns, params_by_pattern
@@ -218,6 +218,6 @@ def test_a_plan_says_what_it_assumed() -> None:
     plan = searched(Request("gpt2-xl", layers=1))
     data = plan_to_json(plan)
     assert data["assumptions"]["usable_memory"] == USABLE_MEMORY
-    assert data["assumptions"]["contention"] == timing().contention
+    assert data["assumptions"]["contention"] == load_timing().contention
     assert plan_from_json(data).assumptions == plan.assumptions
     assert not plan_from_json({k: v for k, v in data.items() if k != "assumptions"}).assumptions

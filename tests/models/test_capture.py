@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner_core.core import STANDIN_LOSS, VARIES
 from planner_core.core.errors import CaptureError, InputError
-from planner_core.core.graph import Call, unfold
+from planner_core.core.graph import Call, unfold_graph
 from planner_core.core.graph_json import graph_from_json, graph_to_json
 from planner_core.models.adapters import experts as moe
 from planner_core.models.capture.loss import OWN_LOSS, standin_loss
@@ -140,7 +140,7 @@ def test_experts_are_one_op_with_all_their_weights():
 
 
 def test_batch_norm_and_pooling_are_single_ops():
-    ops = [op.fn for op in unfold(graph("resnet50-100k")).top.ops]
+    ops = [op.fn for op in unfold_graph(graph("resnet50-100k")).top.ops]
     assert ops.count("batch_norm") == 53 and ops.count("conv2d") == 53 and "max_pool2d" in ops
 
 
@@ -161,7 +161,7 @@ def test_batch_norm_and_pooling_are_single_ops():
     ],
 )
 def test_attributes(name, fn, attrs):
-    op = next(op for op in unfold(graph(name)).top.ops if op.fn == fn)
+    op = next(op for op in unfold_graph(graph(name)).top.ops if op.fn == fn)
     assert {k: op.attrs.get(k) for k in attrs} == attrs
 
 
@@ -452,7 +452,7 @@ def test_training_flag_is_read(monkeypatch):
     model = Chain(parts(Training)).train()
     model.layers[2].training = False
     folded = capture_module(model, {"x": torch.zeros(6, 8)})
-    assert sum(op.fn == "tanh" for op in unfold(folded).top.ops) == 3
+    assert sum(op.fn == "tanh" for op in unfold_graph(folded).top.ops) == 3
 
 
 def test_calls_in_a_loop_pass_the_shared_weights():

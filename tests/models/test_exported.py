@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 
 from planner_core.cli.main import main  # noqa: E402
 from planner_core.core.errors import InputError, PlannerError  # noqa: E402
-from planner_core.core.graph import Block, Graph, Op, unfold  # noqa: E402
+from planner_core.core.graph import Block, Graph, Op, unfold_graph  # noqa: E402
 from planner_core.core.plan import placements_by_pattern  # noqa: E402
 from planner_core.models.capture.module import capture_module  # noqa: E402
 from planner_core.models.loading import capture_graph  # noqa: E402
@@ -101,7 +101,7 @@ def test_symbolic_sizes_are_those_of_the_example_and_said(files: Callable[[str],
 
 
 def test_a_flat_reading_equals_the_folded_one(files: Callable[[str], Path]) -> None:
-    assert graph_difference(unfold(read(files("llama-like"))), read(files("llama-like"), flat=True)) is None
+    assert graph_difference(unfold_graph(read(files("llama-like"))), read(files("llama-like"), flat=True)) is None
 
 
 def test_exported_experts_are_refused_with_what_would_do(tmp_path: Path) -> None:

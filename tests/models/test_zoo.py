@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from planner_core.core.errors import InputError
-from planner_core.core.graph import check
+from planner_core.core.graph import check_graph
 from planner_core.models import loading
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.compare import graph_difference
@@ -50,14 +50,14 @@ def test_snapshot_at_another_depth(name, layers):
         load_snapshot(name, batch=2, seq=16, layers=layers),
         capture_graph(name, batch=2, seq=16, layers=layers),
     )
-    check(ours)
+    check_graph(ours)
     assert graph_difference(ours, fresh) is None
     assert ours.num_params == fresh.num_params and ours.config == fresh.config
 
 
 def test_a_thousand_layers():
     deep = load_snapshot("llama-3-8b", layers=1000)
-    check(deep)
+    check_graph(deep)
     per_layer = load_snapshot("llama-3-8b", layers=2).num_params - load_snapshot("llama-3-8b", layers=1).num_params
     assert deep.num_params == load_snapshot("llama-3-8b", layers=1).num_params + 999 * per_layer
 

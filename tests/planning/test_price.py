@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import planner_core as shardscope
-from planner_core.core import ASSETS, InputError, Plan, load_cluster, timing
+from planner_core.core import ASSETS, InputError, Plan, load_cluster, load_timing
 from planner_core.cost import axis_roles, zero_stage
 from planner_core.planning import Planner
 from planner_core.planning.analysis import price_report, price_text
@@ -201,7 +201,7 @@ def test_weights_handed_out_rank_by_rank_take_a_call_for_each_matrix_and_rank(te
     usual, looped = (made.plan(run.but(rank_by_rank=loops)) for loops in (False, True))
     assert usual is not None and looped is not None
     matrices = 7 * LAYERS + 2
-    calls = matrices * run.layout.dp * timing().rank_call_s
+    calls = matrices * run.layout.dp * load_timing().rank_call_s
     seconds = [plan.cost.step_time_s - plan.cost.host_wait_s for plan in (usual, looped)]
     assert seconds[1] - seconds[0] == pytest.approx(calls, rel=1e-6)
     planner = made.planner(run.but(rank_by_rank=True))

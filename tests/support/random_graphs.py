@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from planner_core.core.graph import Block, Call, Graph, Op, TensorMeta, Value, check
+from planner_core.core.graph import Block, Call, Graph, Op, TensorMeta, Value, check_graph
 from planner_core.ops.grouping import coarsen
 from planner_core.ops.strategy import block_strategies
 
@@ -101,7 +101,7 @@ def random_graph(seed: int) -> Graph:
         "sum",
         {},
     )
-    check(graph)
+    check_graph(graph)
     return graph
 
 

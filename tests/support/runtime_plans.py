@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 
 from planner_core.core.errors import ShardingError
-from planner_core.core.graph import ITEM_BYTES, Graph, Op, Value, unfold
+from planner_core.core.graph import ITEM_BYTES, Graph, Op, Value, unfold_graph
 from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.placement import P, Placements, R, Shard, State, Step, local_shape
 from planner_core.core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan
@@ -53,7 +53,7 @@ def make_plan(
     graph: Graph, sizes: tuple[int, ...], choose: Choose, *, shard_storage: bool = False, seed: int = 0
 ) -> Plan:
     """Return a plan of the unfolded graph in which `choose` picks the rows; storage is whole, or sharded at random (gathered at use)."""
-    top = unfold(graph).top
+    top = unfold_graph(graph).top
     dice = random.Random(seed)
     stored = {v: _stored(top.values[v], sizes, dice if shard_storage else None) for v in range(len(top.values))}
     links = tuple(AxisLink(n) for n in sizes)

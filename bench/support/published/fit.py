@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.support.published.runs import Run
-from planner_core.core import load_gpu, load_stack, timing
+from planner_core.core import load_gpu, load_stack, load_timing
 
 Floats = NDArray[np.floating[Any]]
 PRIORS = {
@@ -63,7 +63,7 @@ def _current_constant(name: str) -> float:
     if name in OF_STACKS:
         return float(getattr(load_stack("llm-foundry"), name))
     if not constant:
-        return float(getattr(timing(), name))
+        return float(getattr(load_timing(), name))
     one = load_gpu({"A100": "a100-80gb-sxm", "H100": "h100-sxm"}[gpu])
     if constant == "flash1":
         return next(rate.forward for rate in one.attention.rates if rate.kernel == constant)

@@ -20,7 +20,7 @@ from bench.gpu.cases import OURS
 from bench.gpu.page import read_steps
 from bench.support.published import reserved
 from bench.support.published.runs import Run, plan_run, read_runs
-from planner_core.core import InputError, load_cluster, timing
+from planner_core.core import InputError, load_cluster, load_timing
 from planner_core.planning.pricing import GATHERED_WEIGHTS, OWN_PROGRAM, WHOLE_WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -190,7 +190,7 @@ def _describe_too_high(memories: Sequence[Memory]) -> str:
 
 def _describe_filling(shares: Mapping[str, Sequence[float]], memories: Sequence[Memory]) -> str:
     """Return how much of its GPU each source filled by the prediction; `shares` are by source."""
-    usable = timing().usable_memory
+    usable = load_timing().usable_memory
     tellable = [x for name in TELLING for x in shares[name]]
     most = max(m.measured / memory_of(m.run) for m in memories)
     return "\n".join(

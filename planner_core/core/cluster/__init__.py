@@ -8,7 +8,7 @@ from planner_core.core.cluster.cluster import (
     load_cluster,
     split_size,
 )
-from planner_core.core.cluster.constants import Timing, timing
+from planner_core.core.cluster.constants import Timing, load_timing
 from planner_core.core.cluster.gpu import Gpu, gpu_names, load_gpu
 from planner_core.core.cluster.kernels import Collectives
 from planner_core.core.cluster.numbers import slow_dtype_notes

@@ -19,7 +19,7 @@ from typing import Any
 from planner_core.core.cluster.gpu import Gpu, gpu_from_json, gpu_names
 from planner_core.core.errors import InputError
 from planner_core.core.files import ASSETS, is_file, is_folder, path_exists
-from planner_core.core.forms import first_schema_fault, listed, nearest, short
+from planner_core.core.forms import first_schema_fault, list_names, shorten_value, suggest_names
 
 SCHEMA = "shardscope.cluster/1"
 MAX_GPUS = 100_000
@@ -130,7 +130,7 @@ class Cluster:
     @staticmethod
     def from_json(data: Any, where: str = "cluster", name: str = UNNAMED) -> Cluster:
         """Read and check a cluster. Every message begins with `where`; `name` is used if the data has no name. Raises InputError."""
-        gpus = f"one of {listed(gpu_names())}, or an object like the files of assets/hardware"
+        gpus = f"one of {list_names(gpu_names())}, or an object like the files of assets/hardware"
         wrong = first_schema_fault(data, "cluster", where, {"gpu": gpus})
         if wrong:
             raise InputError(wrong)
@@ -206,7 +206,7 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
         return Cluster.from_json(_read_json(path), where=f"cluster file {path.name}", name=path.stem)
     _refuse_uneven_nodes(name)
     raise InputError(
-        f"no cluster is called {short(text)}; {nearest(text, cluster_names()).rstrip('?')}, or give a JSON file"
+        f"no cluster is called {shorten_value(text)}; {suggest_names(text, cluster_names()).rstrip('?')}, or give a JSON file"
     )
 
 
@@ -219,8 +219,8 @@ def _refuse_uneven_nodes(name: str) -> None:
     # k GPUs of every node that has so many: 2 x 6 of 6+8, but 2 x 8 of 1+8+8
     used, count, size = max((sum(n >= k for n in nodes) * k, sum(n >= k for n in nodes), k) for k in nodes)
     raise InputError(
-        f"{short(name)} has nodes of {' and '.join(map(str, nodes))} GPUs, and a mesh needs equal nodes; {count}x{size}-{parts[2]} uses "
-        f"{used} of the {sum(nodes)}"
+        f"{shorten_value(name)} has nodes of {' and '.join(map(str, nodes))} GPUs, and a mesh needs equal nodes; "
+        f"{count}x{size}-{parts[2]} uses {used} of the {sum(nodes)}"
     )
 
 
@@ -312,7 +312,7 @@ def _parse_changes(changes: str, where: str) -> dict[str, str]:
     for part in changes.split(","):
         key, _, text = (word.strip() for word in part.partition("="))
         if key not in CHANGES:
-            raise InputError(f"{where}: {short(key)} is not a change; there are {', '.join(CHANGES)}")
+            raise InputError(f"{where}: {shorten_value(key)} is not a change; there are {', '.join(CHANGES)}")
         if key in by_name:
             raise InputError(f"{where}: {key} is given twice; leave one out")
         by_name[key] = text
@@ -329,13 +329,15 @@ def _parse_change(key: str, text: str, where: str) -> float:
     if not 0 < value < MAX_CHANGE or (count and value != int(value)):
         what = "a whole number from 1" if count else "GB/s one way, more than 0"
         example = {"nodes": "nodes=4", "gpus": "gpus=8", "intra": "intra=450", "inter": "inter=400"}[key]
-        raise InputError(f"{where}: {key} is {short(text)}, but must be {what}; give for example {example}")
+        raise InputError(f"{where}: {key} is {shorten_value(text)}, but must be {what}; give for example {example}")
     return value
 
 
 def _read_json(path: Path) -> Any:
     if path_exists(path) and not (is_file(path) or is_folder(path)):
-        raise InputError(f"{path} cannot be read (it is not a regular file); {nearest(path.stem, cluster_names())}")
+        raise InputError(
+            f"{path} cannot be read (it is not a regular file); {suggest_names(path.stem, cluster_names())}"
+        )
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InputError(
@@ -343,7 +345,9 @@ def _read_json(path: Path) -> Any:
             )
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); {nearest(path.stem, cluster_names())}") from None
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); {suggest_names(path.stem, cluster_names())}"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise InputError(
             f"{path.name} is not JSON ({str(error)[:100]}); mend it, or start from {ASSETS / 'clusters'}"

@@ -22,7 +22,7 @@ class Timing:
 
 
 @cache
-def timing() -> Timing:
+def load_timing() -> Timing:
     """Return the constants that come with the project."""
     # By the fields, so that a constant without a reader in the file is ignored and a missing one fails at once.
     data = json.loads((ASSETS / "timing.json").read_text(encoding="utf-8"))

@@ -20,7 +20,7 @@ from planner_core.core.cluster.kernels import (
 )
 from planner_core.core.errors import InputError
 from planner_core.core.files import ASSETS
-from planner_core.core.forms import nearest, short
+from planner_core.core.forms import shorten_value, suggest_names
 
 ANY_PRODUCTS = Products()
 ANY_ATTENTION = Attentions()
@@ -112,7 +112,7 @@ def load_gpu(name: str) -> Gpu:
         85520809984
     """
     if name not in gpu_names():
-        raise InputError(f"no GPU is called {short(name)}; {nearest(name, gpu_names())}")
+        raise InputError(f"no GPU is called {shorten_value(name)}; {suggest_names(name, gpu_names())}")
     # A test checks the form of every file there, so it is not checked again.
     return gpu_from_json(json.loads((ASSETS / "hardware" / f"{name}.json").read_text(encoding="utf-8")), f"GPU {name}")
 

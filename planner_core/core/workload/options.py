@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner_core.core.errors import InputError, Sentence, Term
-from planner_core.core.forms import short
+from planner_core.core.forms import shorten_value
 
 OPTIMIZERS = {"adamw": 2, "adamw-fp32": 2, "sgd": 0, "sgd-momentum": 1}
 """Number of moments that each optimizer keeps per parameter. With `adamw-fp32` all that is kept is in float32, as in mixed precision."""
@@ -322,7 +322,7 @@ def named(name: str, *value: Any) -> Term:
     GPU of 37.3 GiB".
     """
     assert name in OPTIONS, name
-    text = f"{name}={short(value[0])}" if value else name
+    text = f"{name}={shorten_value(value[0])}" if value else name
     return Term("option", name, value[0] if value else None, text)
 
 
@@ -343,7 +343,7 @@ def named_check(check: str, ranks: int | None = None) -> Term:
 def named_form(form: str) -> Term:
     """A form of an export for a sentence: `named_form("json")` reads `target="json"` in Python, `--to json` on the command line, and on
     the page "plan file"."""
-    return Term("form", form, None, f"target={short(form)}")
+    return Term("form", form, None, f"target={shorten_value(form)}")
 
 
 def memory_amount(num_bytes: float, text: str) -> Term:

@@ -14,7 +14,7 @@ from typing import Any
 
 from planner_core.core.errors import InputError
 from planner_core.core.files import ASSETS
-from planner_core.core.forms import nearest
+from planner_core.core.forms import suggest_names
 from planner_core.core.workload.options import TORCH_ATTENTION, check_options, named
 
 PACKED = "packed"
@@ -116,7 +116,7 @@ def stack_names() -> tuple[str, ...]:
 def load_stack(name: str) -> Stack:
     """Return a stack by its name. Raises InputError for an unknown name."""
     if name not in _load_stacks():
-        raise InputError(named("stack", name), f" is not known; {nearest(name, stack_names())}")
+        raise InputError(named("stack", name), f" is not known; {suggest_names(name, stack_names())}")
     # A file may have fields for people, such as the source of its figures.
     known = {f.name for f in fields(Stack)}
     return Stack(name, **{key: value for key, value in _load_stacks()[name].items() if key in known})

@@ -21,7 +21,7 @@ from planner_core.core import (
     Graph,
     Sentence,
     TensorMeta,
-    check,
+    check_graph,
     join_name,
     named,
     with_result_as_output,
@@ -82,7 +82,7 @@ def capture_module(
             Graph(name, source, forward.top, forward.blocks, workload, forward.loss, dict(config or {}))
         )
     )
-    check(graph)
+    check_graph(graph)
     large = _constant_notes(forward.constant_bytes / batch)
     assumptions = (
         *notes,

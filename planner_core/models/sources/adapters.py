@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core import InputError, short
+from planner_core.core import InputError, shorten_value
 from planner_core.models.adapters.nf4 import FourBitLinear
 
 LORA = "lora"
@@ -57,7 +57,7 @@ def add_adapters(model: nn.Module, asked: Any) -> nn.Module:
     if not adapted:
         there = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)})
         raise InputError(
-            f"lora: no linear layer is called {short(targets)}; the model has {', '.join(there) or 'none'}"
+            f"lora: no linear layer is called {shorten_value(targets)}; the model has {', '.join(there) or 'none'}"
         )
     names = {name for name, _ in adapted}
     for name, layer in linear:
@@ -69,11 +69,15 @@ def add_adapters(model: nn.Module, asked: Any) -> nn.Module:
 
 def _read_request(asked: Any) -> tuple[int, tuple[str, ...], float]:
     if not isinstance(asked, Mapping) or not isinstance(asked.get("rank"), int) or not 1 <= asked["rank"] <= MAX_RANK:
-        raise InputError(f'lora is {short(asked)}, but must have a rank from 1 to {MAX_RANK}, e.g. {{"rank": 16}}')
+        raise InputError(
+            f'lora is {shorten_value(asked)}, but must have a rank from 1 to {MAX_RANK}, e.g. {{"rank": 16}}'
+        )
     targets = asked.get("targets") or ()
     if not isinstance(targets, (list, tuple)) or not all(isinstance(t, str) for t in targets):
-        raise InputError(f'lora: targets is {short(targets)}, but must be names of layers, e.g. ["q_proj", "v_proj"]')
+        raise InputError(
+            f'lora: targets is {shorten_value(targets)}, but must be names of layers, e.g. ["q_proj", "v_proj"]'
+        )
     if asked.get("weights") not in (None, NF4):
-        raise InputError(f"lora: weights is {short(asked['weights'])}, but must be {NF4}, or left out")
+        raise InputError(f"lora: weights is {shorten_value(asked['weights'])}, but must be {NF4}, or left out")
     alpha = asked.get("alpha", DEFAULT_SCALE * asked["rank"])
     return asked["rank"], tuple(targets), float(alpha) / asked["rank"]

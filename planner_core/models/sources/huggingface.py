@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core import CaptureError, InputError, require
+from planner_core.core import CaptureError, InputError, require_packages
 from planner_core.models.adapters import LOOPS, register
 from planner_core.models.adapters.experts import NAME as EXPERTS
 from planner_core.models.hooks.model_parts import list_modules
@@ -60,7 +60,7 @@ def build_from_config(
     With `to_run` the model will get values, so buffers are on the CPU, with those that constructors give them.
     Returns: the model, its config object, and the config dict with `layers` applied. Raises NotInstalled, InputError, CaptureError.
     """
-    require("transformers")
+    require_packages("transformers")
     with _silenced_transformers():
         import transformers
 

@@ -37,8 +37,8 @@ from planner_core.core import (
     format_placements,
     glob_name,
     join_name,
-    nearest,
     parse_placements,
+    suggest_names,
 )
 from planner_core.cost import block_of
 from planner_core.planning.fitting.shortage import needed_and_available
@@ -123,7 +123,7 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
     for weight, placements in changes.items():
         if weight not in weights:
             raise InputError(
-                f"there is no weight {weight_key(weight)!r} in this plan; {nearest(weight_key(weight), [*map(weight_key, weights)])}"
+                f"there is no weight {weight_key(weight)!r} in this plan; {suggest_names(weight_key(weight), [*map(weight_key, weights)])}"
             )
         if len(placements) != len(plan.mesh.axis_sizes):
             needed, stated = len(plan.mesh.axis_sizes), format_placements(placements)

@@ -45,8 +45,8 @@ from planner_core.core import (
     Term,
     Value,
     named,
-    nearest,
-    short,
+    shorten_value,
+    suggest_names,
 )
 from planner_core.cost import check_micro_batches, even_copies
 from planner_core.ops import CONTEXT, DISPATCH, RING, Kind
@@ -333,10 +333,10 @@ def _parse_words(text: str) -> Iterator[tuple[str, Any]]:
         raise InputError(f"layout {text[:80]!r}: its words are not separated by commas; write it as {EXAMPLE}")
     for part in re.sub(r"\s", "", text).split(","):
         word, _, value = part.partition("=")
-        where = f"layout {text[:80]!r}: {word} is {short(value)}, but"
+        where = f"layout {text[:80]!r}: {word} is {shorten_value(value)}, but"
         if word not in WORDS:
             raise InputError(
-                f"layout {text[:80]!r}: {short(word)} is not a word, as in {EXAMPLE}; {nearest(word, WORDS)}"
+                f"layout {text[:80]!r}: {shorten_value(word)} is not a word, as in {EXAMPLE}; {suggest_names(word, WORDS)}"
             )
         if word == "hsdp":
             sizes = re.fullmatch(r"(\d{1,6})x(\d{1,6})", value)

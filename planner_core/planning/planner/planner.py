@@ -22,7 +22,7 @@ from planner_core.core import (
     PipelineAxis,
     Plan,
     Workload,
-    timing,
+    load_timing,
 )
 from planner_core.cost import (
     CostModel,
@@ -69,7 +69,7 @@ from planner_core.search.network import Problem, Restriction
 STATED = "our current setup"
 """The name of the plan of a stated layout."""
 SENDS_NOTHING = Note("no plan sends less than nothing; another that sends nothing may be faster")
-USABLE_MEMORY = timing().usable_memory
+USABLE_MEMORY = load_timing().usable_memory
 """The share of a GPU's memory that plans may fill if no budget is given (see assets/timing.json)."""
 
 

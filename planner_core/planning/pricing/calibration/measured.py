@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner_core.core import InputError, is_file, nearest, short
+from planner_core.core import InputError, is_file, shorten_value, suggest_names
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing.statement import Statement
 
@@ -179,7 +179,7 @@ def _parse_product(where: str, line: int, row: Mapping[str, str], names: Mapping
         seconds = math.nan
     if min(m, n, k) < 1 or not 0 < seconds < math.inf:
         raise InputError(
-            f"{where}: row {line + 2} is {short(str(dict(row)))}, but m, n, k and {time} must be positive numbers"
+            f"{where}: row {line + 2} is {shorten_value(str(dict(row)))}, but m, n, k and {time} must be positive numbers"
         )
     dtype = str(row.get(names.get("dtype", "dtype")) or "bfloat16").lower()
     return Product(
@@ -199,16 +199,16 @@ def read_step(path: str | Path) -> MeasuredStep:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is not JSON ({str(error)[:80]}); give an object such as {EXAMPLE_STEP}") from None
     if not isinstance(data, dict):
-        raise InputError(f"{where} is {short(data)}, but must be an object such as {EXAMPLE_STEP}")
+        raise InputError(f"{where} is {shorten_value(data)}, but must be an object such as {EXAMPLE_STEP}")
     for name in ("model", "cluster", "layout", "tokens_per_s_per_gpu"):
         if name not in data:
             raise InputError(f"{where}: {name} is missing; give an object such as {EXAMPLE_STEP}")
     for name in data:
         if name not in FIELDS:
-            raise InputError(f"{where}: {short(name)} is not a field; {nearest(name, FIELDS)}")
+            raise InputError(f"{where}: {shorten_value(name)} is not a field; {suggest_names(name, FIELDS)}")
     speed = data["tokens_per_s_per_gpu"]
     if isinstance(speed, bool) or not isinstance(speed, int | float) or not 0 < speed < math.inf:
-        raise InputError(f"{where}: tokens_per_s_per_gpu is {short(speed)}, but must be a positive number")
+        raise InputError(f"{where}: tokens_per_s_per_gpu is {shorten_value(speed)}, but must be a positive number")
     stated = Statement(parse_layout(str(data["layout"])), **_parse_options(data, where))
     return MeasuredStep(str(data["model"]), str(data["cluster"]), stated, float(speed))
 
@@ -237,7 +237,7 @@ def _parse_options(data: Mapping[str, Any], where: str) -> dict[str, Any]:
             if value is None:
                 continue
             if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-                raise InputError(f"{where}: {name} is {short(value)}, but must be {what}")
+                raise InputError(f"{where}: {name} is {shorten_value(value)}, but must be {what}")
             options["compiled" if name == "compile" else name] = value
     return options
 
@@ -246,7 +246,7 @@ def _read_text(path: str | Path) -> tuple[str, str]:
     """(the name of the file in messages, its text)."""
     where = f"measurements {Path(path).name}"
     if not is_file(path):
-        raise InputError(f"{where}: there is no file {short(str(path))}; give the path of an existing file")
+        raise InputError(f"{where}: there is no file {shorten_value(str(path))}; give the path of an existing file")
     try:
         if Path(path).stat().st_size > MAX_BYTES:
             raise InputError(f"{where} has {Path(path).stat().st_size} bytes; at most {MAX_BYTES} are read")

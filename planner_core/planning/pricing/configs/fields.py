@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from planner_core.core import OPTIONS, InputError, listed, named, short
+from planner_core.core import OPTIONS, InputError, list_names, named, shorten_value
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing.configs.neutral import is_neutral, is_risky, refusal_text
 
@@ -138,14 +138,14 @@ class Setup:
     def describe(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the sentences to show before the price: the fields that were read, a warning if the file's sizes differ from those in
         `config`, the notes, and the fields that were not read."""
-        head = (f"{self.where}, a file of {self.tool}; read: {listed(self.read)}",) if self.read else ()
+        head = (f"{self.where}, a file of {self.tool}; read: {list_names(self.read)}",) if self.read else ()
         differences = [
             f"{name} {size} ({config[name]} in the model)"
             for name, size in self.sizes.items()
             if config.get(name) not in (None, size)
         ]
         warning = f"{self.where} is of another model: {', '.join(differences)}; the price is that of the model given"
-        rest = f"{self.where}: not read, and not in the price if they change it: {listed(self.unread)}"
+        rest = f"{self.where}: not read, and not in the price if they change it: {list_names(self.unread)}"
         return (*head, *((warning,) if differences else ()), *self.notes, *((rest,) if self.unread else ()))
 
 
@@ -225,7 +225,7 @@ class Fields:
         value = self.values.get(name)
         if isinstance(value, UnknownValue):
             raise InputError(
-                f"{self.where}: {name} is {short(value.text)}, which the file does not set to one value; write the value there"
+                f"{self.where}: {name} is {shorten_value(value.text)}, which the file does not set to one value; write the value there"
             )
         return default if value in CHOSEN_BY_TOOL else value
 
@@ -302,7 +302,7 @@ class Fields:
 
     def wrong_value(self, name: str, value: Any, wanted: str) -> InputError:
         """Return the error for an impossible value."""
-        return InputError(f"{self.where}: {name} is {short(value)}, but must be {wanted}")
+        return InputError(f"{self.where}: {name} is {shorten_value(value)}, but must be {wanted}")
 
     def ignore(self, patterns: str) -> None:
         """Mark fields that never change a price, by patterns such as `checkpoint.*` separated by spaces."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from planner_core.core import Sentence, named, short
+from planner_core.core import Sentence, named, shorten_value
 
 RISKY_WORDS = ("parallel", "shard", "replicate", "size", "offload", "stage", "seq", "checkpoint")
 DEGREE_WORDS = ("parallel", "shard", "replicate", "size", "stage")
@@ -68,7 +68,7 @@ def option_for(name: str) -> Sentence:
 def refusal_text(where: str, tool: str, risky: Iterable[tuple[str, Any]]) -> Sentence:
     """Return the sentence that refuses a file for these fields, with their values."""
     fields = list(risky)
-    shown = ", ".join(f"{name} {short(value)}" for name, value in fields[:4])
+    shown = ", ".join(f"{name} {shorten_value(value)}" for name, value in fields[:4])
     more = f" and {len(fields) - 4} more" if len(fields) > 4 else ""
     options = Sentence.from_list("; ", dict.fromkeys(option_for(name) for name, _ in fields[:2]))
     return Sentence(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from planner_core.core import InputError, is_file, listed, named, short
+from planner_core.core import InputError, is_file, list_names, named, shorten_value
 from planner_core.planning.pricing.configs.fields import Fields, Setup
 from planner_core.planning.pricing.configs.neutral import GENERAL_OPTIONS
 from planner_core.planning.pricing.configs.python_text import read_function
@@ -144,7 +144,7 @@ def _read_mapping(data: Mapping[str, Any], where: str, num_gpus: int, folder: Pa
         file = next((f for f in candidates if is_file(f)), None)
         if file is None:
             raise InputError(
-                f"{where}: {field} names {short(path)}, which is neither beside it nor in a folder above; put it there, or give "
+                f"{where}: {field} names {shorten_value(path)}, which is neither beside it nor in a folder above; put it there, or give "
                 "that file itself"
             )
         return _parse_text(_read_text(file, where), "JSON", f"{where}'s {file.name}")
@@ -162,7 +162,7 @@ def _unknown_tool(data: Mapping[str, Any], where: str) -> InputError:
     if tool:
         return InputError(f"{where} is of {tool}, whose files are not read; ", GENERAL_OPTIONS)
     return InputError(
-        f"{where} has the keys {listed(list(map(str, data))[:6]) or 'of no settings'}, by which no tool is known; give a file of "
+        f"{where} has the keys {list_names(list(map(str, data))[:6]) or 'of no settings'}, by which no tool is known; give a file of "
         f"{TOOLS}, or ",
         named("layout"),
     )
@@ -170,7 +170,7 @@ def _unknown_tool(data: Mapping[str, Any], where: str) -> InputError:
 
 def _read_text(path: Path, where: str) -> str:
     if not is_file(path):
-        raise InputError(f"{where}: there is no file {short(str(path))}; give a file of {TOOLS}")
+        raise InputError(f"{where}: there is no file {shorten_value(str(path))}; give a file of {TOOLS}")
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"{where} has {path.stat().st_size} bytes; a settings file has at most {MAX_BYTES}")
@@ -206,5 +206,5 @@ def _parse_text(text: str, form: str, where: str) -> Mapping[str, Any]:
         change = f"it is {FORMATS[other]}; name it {other}" if other else "mend it"
         raise InputError(f"{why}; {change}, or give a file of {TOOLS}") from None
     if not isinstance(data, Mapping):
-        raise InputError(f"{where} is {short(data)}, but must be settings by name; give a file of {TOOLS}")
+        raise InputError(f"{where} is {shorten_value(data)}, but must be settings by name; give a file of {TOOLS}")
     return data

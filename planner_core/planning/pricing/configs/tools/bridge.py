@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core import InputError, named, short
+from planner_core.core import InputError, named, shorten_value
 from planner_core.planning.pricing.configs.fields import Fields, Setup, Table
 from planner_core.planning.pricing.configs.neutral import is_risky
 from planner_core.planning.pricing.configs.python_text import CALL
@@ -94,7 +94,9 @@ def _megatron_options(fields: Fields) -> tuple[dict[str, Any], dict[str, list[st
         option = f"--{RENAMED.get(attribute, attribute).replace('_', '-')}" if known else name
         origins.setdefault(option, []).append(name)
         if values.setdefault(option, value) != value and is_risky(option):
-            raise InputError(f"{fields.where}: {name} is {short(value)}, and {short(values[option])} elsewhere in it")
+            raise InputError(
+                f"{fields.where}: {name} is {shorten_value(value)}, and {shorten_value(values[option])} elsewhere in it"
+            )
     _add_stated_elsewhere(fields, values, origins)
     return values, origins
 

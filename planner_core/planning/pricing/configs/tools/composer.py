@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner_core.core import InputError, short
+from planner_core.core import InputError, shorten_value
 from planner_core.planning.pricing.configs.fields import (
     Fields,
     FsdpDegrees,
@@ -126,8 +126,8 @@ def _read_replicas(fields: Fields, strategy: str) -> int | None:
         return None
     if not strategy.startswith("hybrid") or len(mesh) != 2:
         raise InputError(
-            f"{fields.where}: fsdp_config.device_mesh {short(mesh)} beside sharding_strategy {strategy.upper()} is not read; leave it out, "
-            "or set HYBRID_SHARD for [replicas, shards]"
+            f"{fields.where}: fsdp_config.device_mesh {shorten_value(mesh)} beside sharding_strategy {strategy.upper()} is not read; "
+            "leave it out, or set HYBRID_SHARD for [replicas, shards]"
         )
     return int(mesh[0])
 
