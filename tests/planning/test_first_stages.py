@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,12 @@ from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.stages import STAGES_PLAN_NAME, answer
 from planner_core.planning.stages.degrees import FIRST_SEARCH, WHOLE_SEARCH
 
-FEW_SAMPLES = Request("gpt2-xl", cluster="2x8-h100", batch=8, recompute="auto", accumulate=None)
-"""Fewer samples than GPUs: the first plan of one stage takes 356 ms, that with stages 259."""
+MUCH_QUICKER = Request(
+    "llama-3-70b", cluster="8x8-h100:inter=5", batch=64, seq=1024, layers=16, recompute="auto", accumulate=None
+)
+"""Eight nodes of slow Ethernet: the first plan of one stage takes 1.66 s, that with stages 0.86."""
+SMALL_KERNELS = Request("gpt2-xl", cluster="2x8-h100", batch=8, recompute="auto", accumulate=None)
+"""Most of a step waits for the host. A Switch Transformer was searched for stages for 4.4 s before its first plan of 2.7."""
 SLOW = Request(
     "llama-3-70b", cluster="2x8-h100:inter=5", batch=64, seq=2048, layers=8, recompute="auto", accumulate=None
 )
@@ -27,11 +32,11 @@ ANY_GAIN = (replace(FIRST_SEARCH[0], least_gain=1.0),)
 def test_the_first_plan_has_stages_where_they_are_much_quicker() -> None:
     """The first plan of Llama-3-70B on 8 nodes with 12.5 GB/s took 27.9 s, and 6.2 s once stages had been searched."""
     shown: list[Plan] = []
-    plan_model(FEW_SAMPLES, show_first=shown.append, passes={})
+    plan_model(MUCH_QUICKER, show_first=shown.append, passes={})
     (first,) = shown
     assert first.pipeline is not None and first.fits
-    said = first_plan_text(first, FEW_SAMPLES)
-    assert said.startswith("first plan: 2 x (") and "where the best plan of one stage takes" in said
+    said = first_plan_text(first, MUCH_QUICKER)
+    assert re.match(r"first plan: \d x \(", said) and "where the best plan of one stage takes" in said
     assert said.endswith("and stages follow")
 
 
@@ -44,7 +49,7 @@ def test_stages_of_the_first_plan_share_the_graphs_of_its_search(monkeypatch: py
         return prepare_planner(*args, like=like, **options)
 
     monkeypatch.setattr(answer, "prepare_planner", prepare)
-    plan_model(FEW_SAMPLES, show_first=lambda plan: None, passes={})
+    plan_model(MUCH_QUICKER, show_first=lambda plan: None, passes={})
     assert earlier and None not in earlier
 
 
@@ -70,6 +75,13 @@ def test_no_stages_are_shown_first_where_they_hardly_win_or_are_not_asked_for(ch
     result = plan_model(asked, show_first=shown.append, passes={"first stages": FIRST_PASSES["first stages"]})
     assert [p.pipeline for p in (*shown, *result.plans)] == [None, None]
     assert result.reasons["first stages"] == "a moment's search finds no stages that are much quicker"
+
+
+def test_waits_for_the_host_are_no_reason_to_look_for_stages_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "_find_staged_plan", lambda *args: pytest.fail("stages are searched"))
+    shown: list[Plan] = []
+    plan_model(SMALL_KERNELS, show_first=shown.append, passes={})
+    assert shown[0].cost.host_wait_s > shown[0].cost.step_time_s / 2
 
 
 def test_the_whole_search_begins_as_the_first_one() -> None:

@@ -163,7 +163,10 @@ def limit_gap_to_one_stage(plan: Plan) -> Plan:
 def may_gain_much(plan: Plan) -> bool:
     """Return whether stages may be much quicker than a plan of one stage, or fit where it does not. They share compute evenly at best, so
     beside most plans they are not."""
-    return not plan.fits or least_compute_s(plan) * FIRST_SEARCH[-1].least_gain < plan.cost.step_time_s
+    # Waits for the host are not what makes stages much quicker: a rank has fewer layers and more micro-batches. A model of small kernels
+    # would be searched for longer than its first plan takes.
+    least = least_compute_s(plan) + plan.cost.host_wait_s
+    return not plan.fits or least * FIRST_SEARCH[-1].least_gain < plan.cost.step_time_s
 
 
 def may_use_stages(request: Request, cluster: Cluster, source: GraphSource = None) -> bool:
