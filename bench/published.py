@@ -28,7 +28,7 @@ from bench.support.published.fit import OF_STACKS, PRIORS
 from bench.support.published.runs import Run, plan_run, read_runs
 from bench.support.published.table import format_document, list_predictions, make_bands
 from planner_core.core import ASSETS, Gpu, InputError, Plan
-from planner_core.cost import CostModel, cost_model, priced_units, step_seconds
+from planner_core.cost import CostModel, cost_model, price_units, step_seconds
 from planner_core.planning import Planner
 from planner_core.planning.pricing import PREDICTIONS_FILE
 
@@ -95,7 +95,7 @@ def _price_with_derivatives(plan: Plan, planner: Planner) -> dict[str, Any]:
 
 
 def _step_seconds(plan: Plan, planner: Planner, model: CostModel) -> float:
-    return step_seconds(priced_units(plan.blocks, planner.graph, model, planner.coarse), model)
+    return step_seconds(price_units(plan.blocks, planner.graph, model, planner.coarse), model)
 
 
 def _matters_to(name: str, model: CostModel) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from planner_core.core import Plan
-from planner_core.cost import simulated
+from planner_core.cost import simulate_step
 from planner_core.models import ZOO
 from planner_core.planning import FASTEST, Request, plan_model
 
@@ -38,7 +38,7 @@ def rows() -> Iterator[tuple[Plan, float]]:
     for request in REQUESTS:
         found = plan_model(request)
         for plan in found.plans:
-            yield plan, simulated(plan, found.graph)
+            yield plan, simulate_step(plan, found.graph)
 
 
 def table(found: list[tuple[Plan, float]]) -> str:

@@ -11,8 +11,8 @@ from planner_core.cost import (
     conversion_seconds,
     cost_model_of,
     exposed_parts,
-    messages,
     op_seconds,
+    plan_messages,
     recomputed_ops,
     weight_seconds,
 )
@@ -82,7 +82,7 @@ def collective_times(plan: Plan, graph: Graph) -> list[CollectiveTime]:
     """Return every collective; times of all copies add up to the plan's communication, bytes to what it sends."""
     model = cost_model_of(plan)
     times = []
-    for m in messages(plan.blocks, graph, model):
+    for m in plan_messages(plan.blocks, graph, model):
         link = model.link(m.axes)
         if link.size == 1 or m.num_bytes <= 0:
             continue

@@ -8,7 +8,7 @@ from typing import Any
 from explorer.graph.scene import Node, Scene, ScopeDrawing
 from explorer.text import units, words
 from planner_core.core import BlockLabel, BlockPlan, Graph, Op, Plan
-from planner_core.cost import Message, MessageSource, cost_model_of, messages
+from planner_core.cost import Message, MessageSource, cost_model_of, plan_messages
 
 
 def most_common_variant(plan: Plan, scope: str) -> tuple[str, BlockPlan] | None:
@@ -38,7 +38,7 @@ def node_messages(plan: Plan, drawing: Scene, graph: Graph) -> dict[str, list[di
         # One copy stands for all: a node is drawn once, and its messages are those of one copy.
         one = BlockPlan(block.prefixes[:1], block.params, block.sites)
         home = _node_of_site(tuple(p.node for p in content.nodes))
-        for m in messages({label: one}, graph, model):
+        for m in plan_messages({label: one}, graph, model):
             node = home.get(m.site)
             if node:
                 messages_of.setdefault(node, []).append(_message_json(m, plan))

@@ -47,9 +47,9 @@ from planner_core.cost.step_messages import (
     BESIDE,
     Message,
     message_time,
-    messages,
     micro_batch_messages,
     once_per_step_messages,
+    plan_messages,
     recomputed_ops,
     waited_message_seconds,
 )
@@ -104,12 +104,12 @@ def price(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coars
     Raises:
         InputError: The plan and the graph do not belong together.
     """
-    return cost_of_units(priced_units(blocks, graph, model, coarse), blocks, graph, model)
+    return cost_of_units(price_units(blocks, graph, model, coarse), blocks, graph, model)
 
 
 def cost_of_units(units: Sequence[PricedUnit], blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Cost:
     """Return the cost of one training step, where the units of a plan are priced already."""
-    traffic = sum_traffic(messages(blocks, graph, model), model)
+    traffic = sum_traffic(plan_messages(blocks, graph, model), model)
     step = step_seconds(units, model)
     compute = model.workload.accumulate * sum(u.copies * (u.forward_s + u.backward_s) for u in units)
     optimizer, outside = sum(u.copies * u.optimizer_s for u in units), sum(u.copies * u.outside_s for u in units)
@@ -164,7 +164,7 @@ def sum_traffic(sent: Iterable[Message], model: CostModel) -> tuple[Traffic, ...
 _PHASES = {"forward": 0, "backward": 1, "optimizer": 2}
 
 
-def priced_units(
+def price_units(
     blocks: Mapping[str, BlockPlan],
     graph: Graph,
     model: CostModel,

@@ -102,7 +102,7 @@ def waited_message_seconds(m: Message, model: CostModel) -> float:
     return m.count * float(waited_seconds(each, m.behind_s, model.contention))
 
 
-def messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Iterator[Message]:
+def plan_messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Iterator[Message]:
     """Yield every collective of one step. Those of a repeated block appear once, with the number of copies in `count`."""
     micro_batches = model.workload.accumulate
     for label, bp in blocks.items():

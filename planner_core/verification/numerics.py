@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils import _pytree as pytree
 
 from planner_core.core import Graph, Plan, VerificationFailed, axes_from_json
-from planner_core.cost import Event, scheduled
+from planner_core.cost import Event, schedule_events
 from planner_core.runtime import (
     HostStates,
     Parallel,
@@ -137,7 +137,7 @@ def check_order(plan: Plan, graph: Graph, recorded: Iterable[Sequence[Any]], mic
     """Report whether a run issued and awaited its collectives as scheduled, and the first difference."""
     events = [Event(*row) for row in recorded]
     difference = first_difference(
-        scheduled(plan, graph, micro_batches=micro_batches), events, (c.prefix for c in graph.calls())
+        schedule_events(plan, graph, micro_batches=micro_batches), events, (c.prefix for c in graph.calls())
     )
     return {"ok": not difference, "events": len(events), "difference": difference}
 

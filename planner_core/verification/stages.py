@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner_core.core import Graph, Plan
-from planner_core.cost import Event, RankWork, ranks_work
+from planner_core.cost import Event, RankWork, schedule_ranks
 from planner_core.cost.communication import gpus_of_ranks
 from planner_core.runtime import (
     CountCollectives,
@@ -106,7 +106,7 @@ def record_step(parallel: StagedParallel, counted: CountCollectives) -> Iterator
 
 def compare_ranks(plan: Plan, graph: Graph, measurements: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Compare predictions and records of one GPU of each rank of the pipeline. `measurements`: the records of these GPUs, in order."""
-    every = ranks_work(plan, graph)
+    every = schedule_ranks(plan, graph)
     arriving = [[p.sends for w in every for p in w.passes if p.to == rank] for rank in range(len(every))]
     rows = []
     for rank, (work, record) in enumerate(zip(every, measurements, strict=True)):

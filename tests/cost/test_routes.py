@@ -13,7 +13,7 @@ from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.plan import PHASES, Cost, Plan, Traffic
 from planner_core.cost.communication.collectives import KINDS, collective_time, wire_bytes
 from planner_core.cost.communication.links import axis_links, rank_groups
-from planner_core.cost.communication.routes import bytes_between_gpus, hops, routes
+from planner_core.cost.communication.routes import algorithm_hops, bytes_between_gpus, traffic_routes
 from planner_core.planning.request import Request
 from tests.support.plans import planned
 
@@ -61,7 +61,7 @@ def test_row_sums_are_the_plans_wire_bytes(model: str, cluster: str) -> None:
 @pytest.mark.parametrize("algorithm", [*EXACT, "tree"])
 def test_shares_of_a_group_add_up(algorithm: str, size: int) -> None:
     members = (2, size // 2) if size % 2 == 0 and size > 2 else (size,)
-    h = hops(algorithm, size, members)
+    h = algorithm_hops(algorithm, size, members)
     assert h.share.sum() == pytest.approx(size)
     assert np.all(h.src != h.dst)
     rows = np.bincount(h.src, weights=h.share, minlength=size)
@@ -75,7 +75,7 @@ def test_shares_of_a_group_add_up(algorithm: str, size: int) -> None:
 
 
 def test_a_tree_sends_down_what_it_sends_up() -> None:
-    h = hops("tree", 8)
+    h = algorithm_hops("tree", 8)
     pairs = sorted(zip(h.src.tolist(), h.dst.tolist(), strict=True))
     assert pairs == sorted((b, a) for a, b in pairs)
     assert len(pairs) == 2 * 2 * 7
@@ -95,7 +95,7 @@ def bytes_leaving_units(
 
 
 def out_of_nodes(plan: Plan, cluster: Cluster) -> float:
-    src, dst, size = next(routes(plan, cluster))
+    src, dst, size = next(traffic_routes(plan, cluster))
     return float(bytes_leaving_units(src, dst, size, 8).max())
 
 
@@ -124,7 +124,7 @@ def test_the_wire_is_never_busier_than_the_time_of_the_collective(sizes: tuple[i
         for kind in KINDS:
             for size in (2**16, 2**22, 2**28):
                 seconds, algorithm = collective_time(kind, size, link)
-                src, dst, num_bytes = next(routes(one_collective(kind, algorithm, mesh, axis, size), cluster))
+                src, dst, num_bytes = next(traffic_routes(one_collective(kind, algorithm, mesh, axis, size), cluster))
                 for level in range(2):
                     unit = cluster.unit_gpus(level)
                     busiest = bytes_leaving_units(src, dst, num_bytes, unit).max()
@@ -139,4 +139,4 @@ def test_groups_are_the_ranks_of_the_mesh() -> None:
 
 def test_an_unknown_algorithm_is_refused() -> None:
     with pytest.raises(ValueError, match="choose ring"):
-        hops("butterfly", 8)
+        algorithm_hops("butterfly", 8)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from planner_core.core import DeviceMesh
-from planner_core.cost import Message, WorkKind, scheduled, scheduled_units, simulated, timed_step
+from planner_core.cost import Message, WorkKind, list_timed_work, schedule_events, schedule_units, simulate_step
 from planner_core.cost.schedule import simulation
 from planner_core.cost.schedule.events import PendingGather, Rank, Scheduled
 from planner_core.cost.schedule.units import BucketStage, ScheduledUnit
@@ -124,7 +124,7 @@ def result(request: pytest.FixtureRequest) -> Result:
 @pytest.mark.slow(only=("t5",))
 def test_the_form_of_the_search_is_close(result: Result) -> None:
     for plan in result.plans:
-        apart = simulated(plan, result.graph) / plan.cost.step_time_s - 1
+        apart = simulate_step(plan, result.graph) / plan.cost.step_time_s - 1
         assert -0.02 < apart < 0.03, (plan.name, apart)
 
 
@@ -134,12 +134,12 @@ def test_gathers_over_two_axes_hide_as_the_search_says() -> None:
     two = [p for p in found.plans if any(len(w.gathered) > 1 for b in p.blocks.values() for w in b.params.values())]
     assert two
     for plan in two:
-        assert simulated(plan, found.graph) == pytest.approx(plan.cost.step_time_s, rel=0.02), plan.name
+        assert simulate_step(plan, found.graph) == pytest.approx(plan.cost.step_time_s, rel=0.02), plan.name
 
 
 def test_no_step_is_shorter_than_its_compute_or_longer_than_all_work_one_after_the_other(result: Result) -> None:
     for plan in result.plans:
-        c, seconds = plan.cost, simulated(plan, result.graph)
+        c, seconds = plan.cost, simulate_step(plan, result.graph)
         assert c.compute_time_s + c.optimizer_time_s < seconds
         assert seconds < (c.compute_time_s + c.optimizer_time_s + c.comm_time_s) * 1.001
 
@@ -161,9 +161,9 @@ class Log(simulation.Clock):
 def test_each_message_of_the_timed_step_is_one_of_the_simulation(result: Result) -> None:
     """At its time too: what the messages of one list say, those of the other do."""
     for plan in result.plans:
-        units, log = scheduled_units(plan, result.graph), Log(plan, result.graph)
+        units, log = schedule_units(plan, result.graph), Log(plan, result.graph)
         log.run(units)
-        timed = timed_step(plan, result.graph, units)
+        timed = list_timed_work(plan, result.graph, units)
         sent = [w for w in timed if w.kind is WorkKind.SEND]
         of_weights = [(w.sent, w.start_s, w.seconds) for w in sent if isinstance(w.sent, BucketStage)]
         assert [(m.kind, m.axes, m.num_bytes) for m, _, _ in of_weights] == [m[:3] for m in log.sent]
@@ -171,11 +171,11 @@ def test_each_message_of_the_timed_step_is_one_of_the_simulation(result: Result)
         assert (
             max(w.start_s + w.seconds for w in timed)
             == pytest.approx(log.now)
-            == pytest.approx(simulated(plan, result.graph))
+            == pytest.approx(simulate_step(plan, result.graph))
         )
         issued = [
             e
-            for e in scheduled(plan, result.graph, micro_batches=int(plan.workload["accumulate"]))
+            for e in schedule_events(plan, result.graph, micro_batches=int(plan.workload["accumulate"]))
             if e.what == "issue"
         ]
         assert sum(m.packed for m, _, _ in of_weights) == sum(e.packed for e in issued)
@@ -189,13 +189,13 @@ def test_micro_batches_between_are_alike() -> None:
     found = planned(Request("llama-3-8b", layers=2, batch=128, accumulate=8, recompute="full"))
     for plan in found.plans:
         log = Log(plan, found.graph)
-        log.run(scheduled_units(plan, found.graph))
-        assert simulated(plan, found.graph) == pytest.approx(log.now, rel=1e-9), plan.name
+        log.run(schedule_units(plan, found.graph))
+        assert simulate_step(plan, found.graph) == pytest.approx(log.now, rel=1e-9), plan.name
 
 
 def test_faster_links_shorten_the_simulated_step() -> None:
     found = planned(Request("llama-3-8b", layers=4))
     plan = next(p for p in found.plans if p.name == "FSDP")
     fast = found.cluster.with_bandwidth(2.0)
-    assert simulated(replace(plan, cluster=fast.to_json()), found.graph) < simulated(plan, found.graph)
+    assert simulate_step(replace(plan, cluster=fast.to_json()), found.graph) < simulate_step(plan, found.graph)
     assert isinstance(plan.mesh, DeviceMesh)

@@ -9,7 +9,7 @@ import pytest
 from planner_core.cost.communication.collectives import collective_time, wire_bytes
 from planner_core.cost.schedule.exposed import exposed_parts
 from planner_core.cost.step import price
-from planner_core.cost.step_messages import messages
+from planner_core.cost.step_messages import plan_messages
 from planner_core.cost.step_time import Component, Shares
 from planner_core.cost.units import Buckets, is_small
 from planner_core.models.zoo import ZOO
@@ -94,7 +94,7 @@ def test_messages_add_up_to_the_cost() -> None:
     assert answer.assignment is not None
     blocks = make_block_plans(problem, answer.assignment)
     cost = price(blocks, planner.graph, problem.model)
-    found = list(messages(blocks, planner.graph, problem.model))
+    found = list(plan_messages(blocks, planner.graph, problem.model))
     seconds = sum(m.count * collective_time(m.kind, m.num_bytes, problem.model.link(m.axes), m.share)[0] for m in found)
     assert cost.comm_time_s == pytest.approx(seconds)
     assert sum(t.count for t in cost.traffic) == sum(m.count for m in found)

@@ -17,7 +17,7 @@ from explorer.figures.palette import DARK, LIGHT, WORK, Theme
 from explorer.figures.style import LIMIT_WORDS
 from explorer.text import units, words
 from planner_core.core.plan import PHASES, NoteKind, Plan
-from planner_core.cost import simulated
+from planner_core.cost import simulate_step
 from planner_core.cost.communication import bytes_between_gpus, sent_per_gpu
 from planner_core.planning.analysis import ablation_steps, step_work
 from planner_core.planning.analysis.ablation import DESCRIPTIONS
@@ -68,7 +68,7 @@ def test_the_streams_drawn_are_the_steps_work(result: Result, plans: dict[str, P
     assert json.loads(json.dumps(drawn)) == drawn
     for shown, plan in zip(drawn["plans"], two.values(), strict=True):
         compute = [w for w in shown["works"] if w[0] == shown["lanes"].index("compute")]
-        step_s, cost = simulated(plan, result.graph), plan.cost
+        step_s, cost = simulate_step(plan, result.graph), plan.cost
         assert sum(w[4] for w in compute) == pytest.approx(step_s) == shown["step_s"]
         exposed_s = step_s - cost.compute_time_s - cost.optimizer_time_s - cost.outside_time_s
         assert sum(w[4] for w in compute if w[1] in exposed) == pytest.approx(exposed_s)

@@ -10,7 +10,7 @@ from explorer.components.overview import table
 from explorer.session.state import plan_ids
 from explorer.text import recipe, words
 from planner_core.core import Plan
-from planner_core.cost import simulated
+from planner_core.cost import simulate_step
 from planner_core.planning import choose_mesh
 from planner_core.planning.analysis.reporting import plan_report, text
 from planner_core.planning.fitting import simpler as rule
@@ -44,7 +44,7 @@ def test_a_tie_is_led_by_the_plan_on_one_axis(result: Result) -> None:
     assert leads_by_simplicity(first) and not first.optimal and len(first.mesh.axis_sizes) == 1
     assert second.name == FASTEST and second.optimal and len(second.mesh.axis_sizes) == 2
     slower = first.cost.step_time_s / second.cost.step_time_s - 1
-    assert 0 < slower <= SLOWER and simulated(first, result.graph) <= simulated(second, result.graph)
+    assert 0 < slower <= SLOWER and simulate_step(first, result.graph) <= simulate_step(second, result.graph)
     assert not any(
         (p.blocks, p.mesh) == (q.blocks, q.mesh)
         for p in (first, second)
@@ -91,7 +91,7 @@ def test_it_does_not_lead_where_the_simulation_disagrees(
 ) -> None:
     fastest = without_simpler(result.plans)[0]
     assert [p.name for p in prefer_simpler(planner, fastest, (), quiet)] == ["best", FASTEST]
-    monkeypatch.setattr(rule, "simulated", lambda plan, graph: 1.0 / len(plan.mesh.axis_sizes))
+    monkeypatch.setattr(rule, "simulate_step", lambda plan, graph: 1.0 / len(plan.mesh.axis_sizes))
     assert prefer_simpler(planner, fastest, (), quiet) == [fastest]
 
 

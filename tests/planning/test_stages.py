@@ -202,10 +202,10 @@ def test_stages_share_the_work_of_pricing_a_copy(monkeypatch: pytest.MonkeyPatch
     assert plan is not None and plan.pipeline is not None and plan.cost.pipeline is not None
     assert set(plan.pipeline.copies) == {1, 2} and len(plan.blocks) == 2
     planner, walked, priced, orders = pricer.planner(run), Counter[str](), Counter[str](), Counter[int]()
-    walk, price, order = peak._simulate_copy, step.priced_units, timing.work_columns
+    walk, price, order = peak._simulate_copy, step.price_units, timing.work_columns
     monkeypatch.setattr(peak, "_simulate_copy", lambda label, *rest: walked.update([label]) or walk(label, *rest))
     monkeypatch.setattr(
-        stage_prices, "priced_units", lambda blocks, *a, **b: priced.update(list(blocks)) or price(blocks, *a, **b)
+        stage_prices, "price_units", lambda blocks, *a, **b: priced.update(list(blocks)) or price(blocks, *a, **b)
     )
     monkeypatch.setattr(timing, "work_columns", lambda p, rank, m: orders.update([rank]) or order(p, rank, m))
     stages = stage_plans(plan.blocks, planner.graph, plan.pipeline)

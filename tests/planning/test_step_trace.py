@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planner_core.cli.main import main
-from planner_core.cost import WorkKind, simulated
+from planner_core.cost import WorkKind, simulate_step
 from planner_core.cost.schedule import timed
 from planner_core.planning import Request, Result
 from planner_core.planning.analysis import STREAMS, TraceWork, chrome_trace, step_work
@@ -37,7 +37,7 @@ def seconds(step: list[TraceWork], stream: str, *kinds: str) -> float:
 @pytest.mark.slow(only=("no repeated block",))
 def test_the_compute_stream_adds_up_to_the_simulated_step(result: Result) -> None:
     for plan in result.plans:
-        step, cost, whole = step_work(plan, result.graph), plan.cost, simulated(plan, result.graph)
+        step, cost, whole = step_work(plan, result.graph), plan.cost, simulate_step(plan, result.graph)
         assert seconds(step, "compute") == pytest.approx(whole, rel=1e-9)
         own = seconds(step, "compute", "compute", "recomputation")
         assert own == pytest.approx(cost.compute_time_s - cost.host_wait_s, rel=1e-9)
@@ -72,7 +72,7 @@ def test_weights_are_on_their_way_while_the_layer_before_runs() -> None:
 
 def test_nothing_overlaps_on_a_stream_and_nothing_lies_outside_the_step(result: Result) -> None:
     step = step_work(result.best, result.graph)
-    end = simulated(result.best, result.graph) * (1 + 1e-9)
+    end = simulate_step(result.best, result.graph) * (1 + 1e-9)
     for stream in STREAMS:
         mine = sorted((w for w in step if w.stream == stream), key=lambda w: w.start_s)
         assert all(a.start_s + a.seconds <= b.start_s + 1e-12 for a, b in pairwise(mine)), stream
@@ -121,7 +121,7 @@ def test_many_micro_batches_are_put_together_and_still_add_up(monkeypatch: pytes
     assert len(short) < 0.8 * len(whole)
     for kind in WorkKind:
         assert seconds(short, "compute", kind) == pytest.approx(seconds(whole, "compute", kind), rel=1e-9, abs=1e-12)
-    assert max(w.start_s + w.seconds for w in short) == pytest.approx(simulated(found.best, found.graph))
+    assert max(w.start_s + w.seconds for w in short) == pytest.approx(simulate_step(found.best, found.graph))
 
 
 def test_a_trace_is_a_process_a_plan_and_a_thread_a_stream(result: Result) -> None:
@@ -131,7 +131,7 @@ def test_a_trace_is_a_process_a_plan_and_a_thread_a_stream(result: Result) -> No
     assert [e["args"]["name"] for e in events if e["name"] == "thread_name"] == list(STREAMS) * len(steps)
     for pid, plan in enumerate(result.plans[:2]):
         mine = [e for e in events if e["ph"] == "X" and e["pid"] == pid and e["tid"] == STREAMS.index("compute")]
-        assert sum(e["dur"] for e in mine) == pytest.approx(simulated(plan, result.graph) * 1e6, rel=1e-9)
+        assert sum(e["dur"] for e in mine) == pytest.approx(simulate_step(plan, result.graph) * 1e6, rel=1e-9)
 
 
 def test_the_command_writes_a_trace_of_the_picked_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import planner_core as shardscope
 from planner_core.core import Graph, Plan
-from planner_core.cost.schedule.events import Event, scheduled
-from planner_core.cost.schedule.units import scheduled_units
+from planner_core.cost.schedule.events import Event, schedule_events
+from planner_core.cost.schedule.units import schedule_units
 from planner_core.models import load_plan_graph
 from planner_core.planning import candidate_meshes
 from planner_core.planning.fitting.front import unseen_corners
@@ -134,7 +134,7 @@ def test_every_plan_of_a_llama_runs_as_scheduled(micro_batches: int, tmp_path: P
     assert {"data parallel", "FSDP", "Megatron-LM", "Megatron-LM + sequence parallel"} <= set(names)
     for rank in run_ranks(traced, 2, (saved(tmp_path, names), micro_batches)):
         for name, rows in zip(names, rank, strict=True):
-            wanted = scheduled(plans[name], graph, micro_batches=micro_batches)
+            wanted = schedule_events(plans[name], graph, micro_batches=micro_batches)
             assert first_difference(wanted, [Event(*row) for row in rows], prefixes(graph)) == "", name
 
 
@@ -147,7 +147,7 @@ def test_a_chunk_is_sent_before_the_next_is_made(tmp_path: Path) -> None:
     files = [str(tmp_path / name) for name in cut]
     for fault in ("", "waits at once"):
         for (name, plan), rows in zip(cut.items(), run_ranks(traced, 2, (files, 1, fault))[0], strict=True):
-            wanted = scheduled(plan, graph)
+            wanted = schedule_events(plan, graph)
             assert [e.what for e in wanted if "down_proj" in getattr(e, "site", "")][:8] == ["issue"] * 4 + ["wait"] * 4
             found = first_difference(wanted, [Event(*row) for row in rows], prefixes(graph))
             assert (found == "") is (fault == ""), (name, fault, found)
@@ -161,7 +161,7 @@ def test_gathers_over_two_axes_run_as_scheduled(micro_batches: int, tmp_path: Pa
     plans, graph = on_two_axes()
     for rank in run_ranks(traced, 4, (saved(tmp_path, list(plans)), micro_batches)):
         for (name, plan), rows in zip(plans.items(), rank, strict=True):
-            wanted = scheduled(plan, graph, micro_batches=micro_batches)
+            wanted = schedule_events(plan, graph, micro_batches=micro_batches)
             assert first_difference(wanted, [Event(*row) for row in rows], prefixes(graph)) == "", name
 
 
@@ -172,7 +172,7 @@ def test_gathers_over_two_axes_run_as_scheduled(micro_batches: int, tmp_path: Pa
 def test_a_run_that_departs_from_the_schedule_is_caught(fault: str, said: str, tmp_path: Path) -> None:
     plans, graph = llama()
     (rows,) = run_ranks(traced, 2, (saved(tmp_path, ["FSDP"]), 1, fault))[0]
-    found = first_difference(scheduled(plans["FSDP"], graph), [Event(*row) for row in rows], prefixes(graph))
+    found = first_difference(schedule_events(plans["FSDP"], graph), [Event(*row) for row in rows], prefixes(graph))
     assert "scheduled" in found and said in found
 
 
@@ -181,7 +181,7 @@ def test_buckets_hold_what_a_block_holds() -> None:
     plans, graph = llama()
     h, m = SIZES["hidden_size"], SIZES["intermediate_size"]
     matrices = 4 * (4 * h * h + 3 * h * m)
-    layers = [u for u in scheduled_units(plans["FSDP"], graph) if u.name]
+    layers = [u for u in schedule_units(plans["FSDP"], graph) if u.name]
     assert [u.name for u in layers] == [f"model.layers.{i}" for i in range(4)]
     for unit in layers:
         ((gather,), (regather,), (scatter,)) = unit.gathers, unit.regathers, unit.each
@@ -189,9 +189,9 @@ def test_buckets_hold_what_a_block_holds() -> None:
         assert regather == gather
         assert (scatter[0].kind, scatter[0].num_bytes, scatter[0].packed) == ("reduce_scatter", matrices, 7)
         assert [(chain[0].num_bytes, chain[0].packed) for _, chain in unit.small] == [(2 * 4 * h, 2)], "two norms"
-    sums = [e for e in scheduled(plans["FSDP"], graph) if e.packed and e.kind == "all_reduce"]
+    sums = [e for e in schedule_events(plans["FSDP"], graph) if e.packed and e.kind == "all_reduce"]
     assert [(e.what, e.num_bytes, e.packed) for e in sums] == [(what, 9 * 4 * h, 9) for what in ("issue", "wait")]
-    for unit in scheduled_units(plans["data parallel"], graph):
+    for unit in schedule_units(plans["data parallel"], graph):
         if unit.name:
             ((total,),) = unit.last
             assert (total.kind, total.num_bytes, total.packed) == ("all_reduce", matrices + 2 * 4 * h, 9)
@@ -330,7 +330,7 @@ def seconds(events: Sequence[Event], delay_s: float) -> float:
 def growth(name: str, folder: Path) -> tuple[float, float, float, float]:
     """Seconds that a step grows by on a slow network: as scheduled, as run, when waiting at once; and the sum of all delays."""
     plans, graph = on_two_axes() if name == "both" else llama()
-    events = scheduled(plans[name], graph)
+    events = schedule_events(plans[name], graph)
     exposed = seconds(events, DELAY_S) - seconds(events, 0.0)
     delays = DELAY_S * sum(e.what == "issue" for e in events)
     found = run_ranks(timed, plans[name].mesh.num_devices, tuple(saved(folder, [name])))[0]

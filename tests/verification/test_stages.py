@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from planner_core.core import Graph, InputError, Plan, load_cluster
-from planner_core.cost import ranks_work
+from planner_core.cost import schedule_ranks
 from planner_core.models import load_plan_graph
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
@@ -53,7 +53,7 @@ def test_stages_over_several_nodes_are_scaled_down_to_a_few_ranks() -> None:
     plan = Pricer("llama-3-8b", load_cluster("2x8-h100")).plan(stated)
     assert plan is not None
     small = scaled(plan, 4)
-    assert small.num_gpus == 4 and len(ranks_work(small, load_plan_graph(small))) == 2
+    assert small.num_gpus == 4 and len(schedule_ranks(small, load_plan_graph(small))) == 2
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_a_fake_run_records_once_for_all_ranks() -> None:
 
 def _as_scheduled(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
     """Records of ranks that do what is scheduled."""
-    every, found = ranks_work(plan, graph), []
+    every, found = schedule_ranks(plan, graph), []
     for rank, work in enumerate(every):
         events = [e for p in work.passes for e in p.events]
         starts = [sum(len(p.events) for p in work.passes[:i]) for i in range(len(work.passes))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner_core.cost import scheduled
+from planner_core.cost import schedule_events
 from planner_core.planning import Request
 from planner_core.verification import verify
 from tests.support.plans import planned
@@ -46,7 +46,7 @@ def test_they_are_left_out_of_backward(tmp_path: Path) -> None:
     (tmp_path / "heads.py").write_text(TWO_HEADS)
     found = planned(Request(f"{tmp_path}/heads.py:make", cluster="1x4-a100-pcie"))
     (plan,) = (p for p in found.plans if p.name == "FSDP")
-    events = scheduled(plan, found.graph)
+    events = schedule_events(plan, found.graph)
     returned = [e.kind for e in events if e.what == "return"]
     assert "second" not in returned and "first" in returned
     assert [e.kind for e in events if e.what == "run"].count("second") == 1

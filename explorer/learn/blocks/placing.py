@@ -9,7 +9,7 @@ import numpy as np
 
 from explorer.learn.learner import Learner
 from planner_core.core import Block, BlockPlan, Edge, Graph, Plan
-from planner_core.cost import CostModel, Message, MessageSource, cost_model, message_time, messages
+from planner_core.cost import CostModel, Message, MessageSource, cost_model, message_time, plan_messages
 from planner_core.planning import Planner
 from planner_core.search.network import Network, Restriction, allow_only
 
@@ -81,7 +81,7 @@ def _list_messages(model: CostModel, graph: Graph, plan: BlockPlan, name: str) -
     ops = {op.name for op in block.ops}
     one = replace(plan, prefixes=plan.prefixes[:1])
     rows = []
-    for m in messages({name: one}, graph, model):
+    for m in plan_messages({name: one}, graph, model):
         seconds = message_time(m, model)
         moved = (
             _describe_move(m, plan.sites[m.site].inputs, plan.sites[m.site].outputs)

@@ -39,7 +39,7 @@ def bytes_between_gpus(plan: Plan, cluster: Cluster, phases: Iterable[str] = PHA
     """[from, to]: bytes that each GPU sends to each GPU in one step, in these phases. With pipeline stages the groups of all ranks send
     among themselves what that of the busiest rank does."""
     matrix = np.zeros((plan.mesh.num_devices, plan.mesh.num_devices))
-    for src, dst, num_bytes in routes(plan, cluster, phases):
+    for src, dst, num_bytes in traffic_routes(plan, cluster, phases):
         np.add.at(matrix, (src, dst), num_bytes)
     whole, gpus = np.zeros((plan.num_gpus, plan.num_gpus)), gpus_of_ranks(plan)
     for members in gpus:
@@ -79,22 +79,22 @@ def sent_per_gpu(plan: Plan) -> int:
     return sum(t.wire_bytes for t in plan.cost.traffic) + max(out.values(), default=0)
 
 
-def routes(plan: Plan, cluster: Cluster, phases: Iterable[str] = PHASES) -> Iterator[tuple[Ints, Ints, Floats]]:
+def traffic_routes(plan: Plan, cluster: Cluster, phases: Iterable[str] = PHASES) -> Iterator[tuple[Ints, Ints, Floats]]:
     """(from, to, bytes) over all groups of an axis, for each row of the plan's traffic."""
     for t in plan.cost.traffic:
         if t.wire_bytes and t.phase in tuple(phases):
-            yield route(t, plan.mesh, link_along(cluster, plan.mesh, t.axes, plan.pipeline_axis))
+            yield traffic_route(t, plan.mesh, link_along(cluster, plan.mesh, t.axes, plan.pipeline_axis))
 
 
-def route(t: Traffic, mesh: DeviceMesh, link: AxisLink) -> tuple[Ints, Ints, Floats]:
+def traffic_route(t: Traffic, mesh: DeviceMesh, link: AxisLink) -> tuple[Ints, Ints, Floats]:
     """(from, to, bytes) of one row of traffic, all groups of its axes."""
     groups = rank_groups(mesh.axis_sizes, t.axes)
-    h = hops(t.algorithm, groups.shape[1], link.members)
+    h = algorithm_hops(t.algorithm, groups.shape[1], link.members)
     num_bytes = np.broadcast_to(h.share * t.wire_bytes, (len(groups), len(h.share)))
     return groups[:, h.src].ravel(), groups[:, h.dst].ravel(), num_bytes.ravel()
 
 
-def hops(algorithm: str, size: int, members: Sequence[int] = ()) -> Hops:
+def algorithm_hops(algorithm: str, size: int, members: Sequence[int] = ()) -> Hops:
     """Return the messages of one algorithm in a group of `size` ranks. `members` are the units per level, innermost first, if the group
     lies evenly on them. Raises ValueError for an unknown algorithm."""
     here = np.arange(size, dtype=np.int64)

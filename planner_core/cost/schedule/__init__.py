@@ -12,7 +12,7 @@ pipeline/       stages on groups of GPUs, one behind the other
 """
 
 from planner_core.cost.schedule.chunks import can_run_in_chunks, in_chunks, seconds_in_chunks
-from planner_core.cost.schedule.events import Event, scheduled
+from planner_core.cost.schedule.events import Event, schedule_events
 from planner_core.cost.schedule.exposed import (
     CONTENTION,
     ENDS,
@@ -43,7 +43,7 @@ from planner_core.cost.schedule.pipeline import (
     price_simulated,
     price_stages,
     rank_orders,
-    ranks_work,
+    schedule_ranks,
     simulated_pipeline,
     stage_costs,
     stage_memories,
@@ -51,6 +51,6 @@ from planner_core.cost.schedule.pipeline import (
     tied_seconds,
     with_parts,
 )
-from planner_core.cost.schedule.simulation import simulated
-from planner_core.cost.schedule.timed import TimedWork, timed_step
-from planner_core.cost.schedule.units import BucketStage, Moved, ScheduledUnit, scheduled_units
+from planner_core.cost.schedule.simulation import simulate_step
+from planner_core.cost.schedule.timed import TimedWork, list_timed_work
+from planner_core.cost.schedule.units import BucketStage, Moved, ScheduledUnit, schedule_units

@@ -13,7 +13,7 @@ from dataclasses import replace
 from planner_core.core import Block, BlockPlan, Edge, Graph, Op, P, Shard, SitePlan, local_shape
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of
-from planner_core.cost.step import priced_units, site_time, step_seconds
+from planner_core.cost.step import price_units, site_time, step_seconds
 from planner_core.cost.step_messages import result_messages, waited_message_seconds
 from planner_core.ops import operator
 
@@ -31,7 +31,7 @@ def in_chunks(block: Block, bp: BlockPlan, model: CostModel) -> BlockPlan:
 def seconds_in_chunks(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> float:
     """Return the seconds of a step of a plan, if its products run in chunks where that is faster."""
     cut = {label: in_chunks(block_of(graph, label), bp, model) for label, bp in blocks.items()}
-    return step_seconds(priced_units(cut, graph, model), model)
+    return step_seconds(price_units(cut, graph, model), model)
 
 
 def _site_in_chunks(block: Block, op: Op, site: SitePlan, model: CostModel) -> SitePlan:

@@ -32,7 +32,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from planner_core.core import DeviceMesh, Graph, Plan
-from planner_core.cost.schedule.units import BucketStage, Chain, ScheduledUnit, join_chains, scheduled_units
+from planner_core.cost.schedule.units import BucketStage, Chain, ScheduledUnit, join_chains, schedule_units
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,17 @@ class PendingGather:
     arrived: bool = False
 
 
-def scheduled(plan: Plan, graph: Graph, *, micro_batches: int = 1) -> list[Event]:
+def schedule_events(plan: Plan, graph: Graph, *, micro_batches: int = 1) -> list[Event]:
     """Return the events of one rank in one step of `micro_batches`, in order: what it issues, what it waits for, and where units begin.
 
     All micro-batches except the last run in `no_sync`, so gradients that are summed once a step are summed in the last one.
     """
     rank = _Recorder(plan.mesh)
-    rank.step(scheduled_units(plan, graph), micro_batches)
+    rank.step(schedule_units(plan, graph), micro_batches)
     return rank.events
 
 
-def scheduled_pass(
+def schedule_pass(
     units: Sequence[ScheduledUnit], mesh: DeviceMesh, *, forward: bool, first: bool, last: bool
 ) -> list[Event]:
     """Return the events of one pass of a micro-batch, the `first` or the `last` of a step, through the units of a stage."""

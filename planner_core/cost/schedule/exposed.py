@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import BlockPlan, Graph
 from planner_core.cost.model import CostModel
-from planner_core.cost.step import PricedUnit, priced_units, unit_totals
+from planner_core.cost.step import PricedUnit, price_units, unit_totals
 from planner_core.cost.step_messages import message_time, waited_message_seconds
 from planner_core.cost.step_time import Component, Floats
 from planner_core.ops import CoarseGraph
@@ -48,7 +48,7 @@ def exposed_parts(
     blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
 ) -> list[Exposed]:
     """Return all parts. Their seconds add up to the plan's exposed communication."""
-    units = priced_units(blocks, graph, model, coarse)
+    units = price_units(blocks, graph, model, coarse)
     return [replace(e, seconds=e.seconds * unit.copies) for unit in units for e in _parts_of_unit(unit, model)]
 
 

@@ -26,7 +26,7 @@ from planner_core.core import Block, BlockPlan, Cost, Graph, Op, Placements, Sha
 from planner_core.cost.compute.sdpa import MATH
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of
-from planner_core.cost.step import PricedUnit, cost_of_units, priced_units, unit_totals
+from planner_core.cost.step import PricedUnit, cost_of_units, price_units, unit_totals
 from planner_core.cost.step_messages import Message, micro_batch_messages, once_per_step_messages, recomputed_ops
 from planner_core.ops import AS_RUN, CoarseGraph, Kind, operator
 
@@ -58,7 +58,7 @@ def price_with_host(
     blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
 ) -> Cost:
     """Price a plan of one stage as it runs: `price`, with the seconds in which the GPU waits for the host in its step and its compute."""
-    units = priced_units(blocks, graph, model, coarse)
+    units = price_units(blocks, graph, model, coarse)
     cost, waits = cost_of_units(units, blocks, graph, model), host_wait_seconds(units, blocks, graph, model)
     return replace(
         cost, step_time_s=cost.step_time_s + waits, compute_time_s=cost.compute_time_s + waits, host_wait_s=waits

@@ -20,16 +20,16 @@ from planner_core.cost.model import cost_model_of
 from planner_core.cost.resolved_ops import block_of
 from planner_core.cost.schedule.events import Rank
 from planner_core.cost.schedule.pass_work import PassWork, WorkKind, list_backward, list_forward
-from planner_core.cost.schedule.units import BucketStage, ScheduledUnit, join_chains, scheduled_units
-from planner_core.cost.step import priced_units
+from planner_core.cost.schedule.units import BucketStage, ScheduledUnit, join_chains, schedule_units
+from planner_core.cost.step import price_units
 
 
-def simulated(plan: Plan, graph: Graph) -> float:
+def simulate_step(plan: Plan, graph: Graph) -> float:
     """Return the seconds of one training step of `plan`, by simulation. Raises InputError for a plan of another model."""
     if plan.pipeline:
         return plan.cost.step_time_s  # which is simulated already
     clock = Clock(plan, graph)
-    clock.run(scheduled_units(plan, graph))
+    clock.run(schedule_units(plan, graph))
     return clock.now
 
 
@@ -49,7 +49,7 @@ class Clock(Rank):
     def run(self, units: Sequence[ScheduledUnit]) -> None:
         """One training step with its optimizer."""
         self.step(units, self.model.workload.accumulate)
-        priced = priced_units(self.plan.blocks, self.graph, self.model)
+        priced = price_units(self.plan.blocks, self.graph, self.model)
         self.finish(WorkKind.OPTIMIZER, sum(u.copies * u.optimizer_s for u in priced))
         self.finish(WorkKind.OUTSIDE, sum(u.copies * u.outside_s for u in priced))
         self.finish(WorkKind.HOST, self.plan.cost.host_wait_s)

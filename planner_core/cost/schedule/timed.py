@@ -1,6 +1,6 @@
 """The simulated step piece by piece: what a rank computes, sends and waits for, and when.
 
-It is the clock of `simulation`, which writes down what it measures. So the pieces on the compute stream add up to `simulated`, and each
+It is the clock of `simulation`, which writes down what it measures. So the pieces on the compute stream add up to `simulate_step`, and each
 message of weights is there from the moment at which the run issues it, or at which the one before it ends.
 """
 
@@ -44,8 +44,8 @@ class TimedWork:
     together: int = 1
 
 
-def timed_step(plan: Plan, graph: Graph, units: Sequence[ScheduledUnit]) -> list[TimedWork]:
-    """Return all work of one rank in a step of a plan of one stage; `units` are those of a forward pass (`scheduled_units`)."""
+def list_timed_work(plan: Plan, graph: Graph, units: Sequence[ScheduledUnit]) -> list[TimedWork]:
+    """Return all work of one rank in a step of a plan of one stage; `units` are those of a forward pass (`schedule_units`)."""
     clock = _Timer(plan, graph, units)
     clock.run(units)
     return clock.done

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from planner_core.core import Block, Call, Cluster, Graph, Op, Plan, root
 from planner_core.cost.model import SMALL_BYTES, cost_model_of
 from planner_core.cost.resolved_ops import block_of
-from planner_core.cost.step_messages import ONCE, WAIT, Message, messages
+from planner_core.cost.step_messages import ONCE, WAIT, Message, plan_messages
 from planner_core.cost.units import split_into_units
 
 Identity = tuple[str, int]
@@ -90,7 +90,7 @@ class ScheduledUnit:
     returns: bool = True
 
 
-def scheduled_units(plan: Plan, graph: Graph) -> list[ScheduledUnit]:
+def schedule_units(plan: Plan, graph: Graph) -> list[ScheduledUnit]:
     """Return the units of a forward pass in order, with their messages in buckets."""
     return _UnitBuilder(plan, graph).build()
 
@@ -103,7 +103,7 @@ class _UnitBuilder:
         self.labels = {p: label for label, bp in plan.blocks.items() for p in bp.prefixes}
         self.sites: dict[tuple[str, str], list[Message]] = defaultdict(list)
         self.once: dict[tuple[str, str], list[Message]] = defaultdict(list)
-        for m in messages(plan.blocks, graph, model):
+        for m in plan_messages(plan.blocks, graph, model):
             (self.once if m.category == ONCE else self.sites)[m.label, m.site].append(self._of_one_copy(m))
 
     def _of_one_copy(self, m: Message) -> Message:

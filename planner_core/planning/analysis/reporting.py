@@ -20,7 +20,7 @@ from planner_core.core import (
     placements_by_pattern,
     states_by_pattern,
 )
-from planner_core.cost import axis_roles, micro_batch, simulated, zero_stage
+from planner_core.cost import axis_roles, micro_batch, simulate_step, zero_stage
 from planner_core.cost.communication import VOLUME_RATE, sent_per_gpu
 from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.legend import (
@@ -62,7 +62,7 @@ SLOWED = "exposed comm above all comm: collectives at one time slow each other a
 
 def simulate_steps(result: Result) -> list[float]:
     """Return the simulated step of each plan, in seconds."""
-    return [simulated(p, result.of_plan(p).graph) for p in result.plans]
+    return [simulate_step(p, result.of_plan(p).graph) for p in result.plans]
 
 
 def plan_report(result: Result, budget: Budget | None = None, times: Sequence[float] | None = None) -> dict[str, Any]:

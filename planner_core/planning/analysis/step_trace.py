@@ -25,8 +25,8 @@ from planner_core.cost import (
     TimedWork,
     WorkKind,
     block_of,
-    scheduled_units,
-    timed_step,
+    list_timed_work,
+    schedule_units,
 )
 from planner_core.planning.stages import stage_trace
 
@@ -76,9 +76,9 @@ class _Part:
 def step_work(plan: Plan, graph: Graph) -> list[TraceWork]:
     """Return all work of one rank in a step of `plan`, in seconds from the step's begin. Raises InputError for a plan of another model."""
     refuse_stages(plan, "a trace of one rank", "take that of the stages")
-    units = scheduled_units(plan, graph)
+    units = schedule_units(plan, graph)
     words = _StepWords(plan, graph, units)
-    return [words.describe(w) for w in timed_step(plan, graph, units)]
+    return [words.describe(w) for w in list_timed_work(plan, graph, units)]
 
 
 def trace_of(plan: Plan, graph: Graph) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from planner_core.core import DeviceMesh, NoPlanFits, Note, NoteKind, Plan, axis_names
-from planner_core.cost import simulated
+from planner_core.cost import simulate_step
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner
@@ -51,7 +51,7 @@ def prefer_simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], say:
     if not plan.fits or plan.cost.gpu_time_s > most or any(_fits_and_is_faster(p, plan) for p in others):
         return [fastest]
     # Within 2 % the form cannot tell, so the simulation decides: it follows the order in which a run issues its messages.
-    longer = simulated(fastest, planner.graph) / simulated(plan, planner.graph) - 1
+    longer = simulate_step(fastest, planner.graph) / simulate_step(plan, planner.graph) - 1
     if longer < 0:
         return [fastest]
     sentence = (

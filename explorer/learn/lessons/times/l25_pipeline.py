@@ -26,7 +26,7 @@ from planner_core.cost import (
     in_flight,
     ops_at_the_ends,
     price_pipeline,
-    priced_units,
+    price_units,
     rank_orders,
     simulated_pipeline,
     step_seconds,
@@ -118,7 +118,7 @@ def step_seconds_on(case: PricedLayout, cluster: Cluster) -> float:
     if plan.pipeline:
         ends = ops_at_the_ends(planner.coarse)
         return price_pipeline(plan.blocks, planner.graph, plan.pipeline, model, ends).step_time_s
-    return step_seconds(priced_units(plan.blocks, planner.graph, model, planner.coarse), model)
+    return step_seconds(price_units(plan.blocks, planner.graph, model, planner.coarse), model)
 
 
 # --- the scene -----------------------------------------------------------------------------------------

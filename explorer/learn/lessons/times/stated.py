@@ -10,7 +10,7 @@ from explorer.jobs.result_cache import remember
 from explorer.learn import links
 from explorer.learn.learner import Learner, with_model
 from planner_core.core import ITEM_BYTES, Cluster, NoPlanFits, Plan, slow_dtype_notes
-from planner_core.cost import CostModel, PricedUnit, cost_model, priced_units, step_seconds, unit_totals
+from planner_core.cost import CostModel, PricedUnit, cost_model, price_units, step_seconds, unit_totals
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import METHODS, Planner, candidate_meshes, choose_mesh
 from planner_core.planning.methods import Layout
@@ -62,7 +62,7 @@ class PricedLayout:
 
 @remember(512)
 def _priced_units(stated: PricedLayout) -> list[PricedUnit]:
-    return priced_units(stated.plan.blocks, stated.planner.graph, stated.model, stated.planner.coarse)
+    return price_units(stated.plan.blocks, stated.planner.graph, stated.model, stated.planner.coarse)
 
 
 def price_layout(

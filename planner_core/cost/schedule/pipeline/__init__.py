@@ -18,7 +18,7 @@ from planner_core.cost.schedule.pipeline.orders import (
     rank_orders,
     steady_orders,
 )
-from planner_core.cost.schedule.pipeline.passes import RankWork, ranks_work
+from planner_core.cost.schedule.pipeline.passes import RankWork, schedule_ranks
 from planner_core.cost.schedule.pipeline.price import (
     price_pipeline,
     price_simulated,

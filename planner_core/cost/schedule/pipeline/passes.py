@@ -14,12 +14,12 @@ import numpy as np
 from planner_core.core import Graph, Plan, largest_local_shape
 from planner_core.cost.model import CostModel, cost_model_of
 from planner_core.cost.resolved_ops import local_bytes
-from planner_core.cost.schedule.events import Event, scheduled_pass
+from planner_core.cost.schedule.events import Event, schedule_pass
 from planner_core.cost.schedule.pipeline.orders import Pass, Work, rank_orders
 from planner_core.cost.schedule.pipeline.stages import StagePlan, boundary_states, stage_plans, tied_weights
-from planner_core.cost.schedule.units import ScheduledUnit, scheduled_units
+from planner_core.cost.schedule.units import ScheduledUnit, schedule_units
 from planner_core.cost.step import sum_traffic
-from planner_core.cost.step_messages import messages, weight_gradient_item_bytes
+from planner_core.cost.step_messages import plan_messages, weight_gradient_item_bytes
 
 Table = Mapping[str, Mapping[str, Mapping[str, int]]]
 
@@ -52,12 +52,12 @@ class RankWork:
     """The prefixes of its calls of blocks."""
 
 
-def ranks_work(plan: Plan, graph: Graph) -> list[RankWork]:
+def schedule_ranks(plan: Plan, graph: Graph) -> list[RankWork]:
     """Return the step of each rank of a plan with stages. Raises InputError if plan and graph do not belong together."""
     cut = plan.pipeline
     assert cut is not None
     stages, model = stage_plans(plan.blocks, graph, cut), cost_model_of(plan)
-    units = [scheduled_units(replace(plan, blocks=s.blocks, pipeline=None), s.computed_graph) for s in stages]
+    units = [schedule_units(replace(plan, blocks=s.blocks, pipeline=None), s.computed_graph) for s in stages]
     sent = [_boundary_bytes(stages, number, model) for number in range(len(stages))]
     tied = tied_bytes(stages, model)
     works = []
@@ -67,7 +67,7 @@ def ranks_work(plan: Plan, graph: Graph) -> list[RankWork]:
             _scheduled_pass_of(plan, units[w.stage], w, sent, model) for w in order if w.what is not Pass.WEIGHT
         )
         traffic = sum_traffic(
-            (m for s in rank_stages for m in messages(stages[s].blocks, stages[s].computed_graph, model)), model
+            (m for s in rank_stages for m in plan_messages(stages[s].blocks, stages[s].computed_graph, model)), model
         )
         # Where all stages that share a weight are on one rank, nothing is sent.
         shared = [
@@ -85,7 +85,7 @@ def _scheduled_pass_of(
     assert cut is not None
     forward = work.what is Pass.FORWARD
     first = work.micro_batch == 0
-    events = scheduled_pass(units, plan.mesh, forward=forward, first=first, last=work.micro_batch == last)
+    events = schedule_pass(units, plan.mesh, forward=forward, first=first, last=work.micro_batch == last)
     to = work.stage + (1 if forward else -1)
     there = 0 <= to < len(cut.copies) and cut.rank_of(to) != cut.rank_of(work.stage)
     if not there:

@@ -36,8 +36,8 @@ from planner_core.cost.schedule.pipeline.stages import (
     stage_plans,
 )
 from planner_core.cost.schedule.pipeline.timing import SPLIT, bound_s, schedule_seconds
-from planner_core.cost.step import PricedUnit, priced_units, sum_traffic, unit_totals
-from planner_core.cost.step_messages import messages
+from planner_core.cost.step import PricedUnit, price_units, sum_traffic, unit_totals
+from planner_core.cost.step_messages import plan_messages
 from planner_core.cost.step_time import Component, Floats
 from planner_core.cost.units import Ends
 
@@ -84,9 +84,9 @@ def price_simulated(
     pipeline_cost = PipelineCost(costs, max(0.0, bubbles_s[busiest]), min(known_s, step_s))
     rank_stages = pipeline.stages_of(busiest)
     traffic = sum_traffic(
-        (x for s in rank_stages for x in messages(stages[s].blocks, stages[s].computed_graph, model)), model
+        (x for s in rank_stages for x in plan_messages(stages[s].blocks, stages[s].computed_graph, model)), model
     )
-    units = [priced_units(stages[s].blocks, stages[s].computed_graph, model, ends=ends) for s in rank_stages]
+    units = [price_units(stages[s].blocks, stages[s].computed_graph, model, ends=ends) for s in rank_stages]
     compute = m * sum(u.copies * (u.forward_s + u.backward_s) for of_stage in units for u in of_stage)
     optimizer = sum(u.copies * u.optimizer_s for of_stage in units for u in of_stage)
     return Cost(
@@ -173,7 +173,7 @@ def _units_of_stage(stage: StagePlan, model: CostModel, ends: Ends, known: dict[
     # of the work of pricing a stage. The top block has other operators in each stage.
     graph = stage.computed_graph
     new = {label: block for label, block in stage.blocks.items() if label not in known}
-    priced = {unit.label: unit for unit in priced_units(new, graph, model, ends=ends)}
+    priced = {unit.label: unit for unit in price_units(new, graph, model, ends=ends)}
     known.update((label, unit) for label, unit in priced.items() if label)
     return [
         replace(known[label], copies=len(block.prefixes), repeats=graph.num_repeats.get(block_of(graph, label).name, 1))
