@@ -12,7 +12,7 @@ import pytest
 
 from planner_core.core import DeviceMesh, axis_names
 from planner_core.planning import Request, prepare_planner
-from planner_core.search import SearchLimits, memory_bytes, rough_bound, search_within_budget
+from planner_core.search import SearchLimits, fit_simulated_memory, memory_bytes, rough_bound, search_within_budget
 from planner_core.search.budget.limits import UNPROVEN
 from planner_core.search.network import Problem
 from planner_core.search.objective import TIE
@@ -115,3 +115,17 @@ def test_what_nobody_holds_any_more_leaves_memory_at_once() -> None:
         assert [ref() for ref in left] == [None] * 4
     finally:
         gc.enable()
+
+
+def test_a_bound_of_sums_above_a_known_value_ends_the_search() -> None:
+    """Sums above the GPU's budget, and then the least ones, are not looked at: for What if's first figures they took 70 to 90 of 290 ms."""
+    planner = prepare_planner(Request("llama-3-8b", "2x8-h100", batch=256, seq=2048, accumulate=4, recompute="none"))
+    mesh, unproven = DeviceMesh(axis_names(2), (2, 8)), replace(UNPROVEN, of_sums=True)
+    problem = planner.problem(mesh)
+    least = search_within_budget(problem, budget=planner.budget, limits=unproven).bound
+    below = replace(unproven, abandon_above=0.998 * least)
+    answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", below)
+    assert answer.assignment is None and answer.bound > below.abandon_above
+    # without a known value a plan is found, no better than what was said of all
+    found = fit_simulated_memory(problem, planner.graph, planner.budget, "time", unproven)
+    assert found.assignment is not None and found.value >= below.abandon_above

@@ -268,7 +268,9 @@ class _MemoryFit:
         for _ in range(MAX_SUM_BUDGETS):
             answer = self._best_within_sum(sum_budget, limits)
             is_too_slow = answer.bound > limits.abandon_above
-            if is_too_slow and upper < highest and upper - sum_budget > BUDGET_TOLERANCE * upper:
+            # The bound of sums within the GPU's budget is taken for that of all that fits, so it ends the search.
+            is_over = is_too_slow and limits.of_sums and sum_budget >= self.budget
+            if is_too_slow and not is_over and upper < highest and upper - sum_budget > BUDGET_TOLERANCE * upper:
                 # A larger sum may be quicker and still fit: Llama-3-8B of two layers, of which 5 GB hold none below 67.2 ms with a sum of
                 # 4.74 GB, takes 66.3 ms with a sum of 4.86.
                 lower, sum_budget = sum_budget, (sum_budget + upper) / 2
