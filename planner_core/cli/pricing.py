@@ -97,6 +97,7 @@ def run_price(args: argparse.Namespace, show_progress: Callable[[str], None], pr
         setup = Setup(parse_layout(text), {})
     else:
         raise InputError(f"price needs a layout: --layout {EXAMPLE}, or --config FILE of the tool that runs it")
+    # An option that is given beside a file counts in place of what the file states, and so does a layout.
     layout = parse_layout(text) if text is not None else setup.layout
     pricer = Pricer(args.model, cluster, getattr(args, "memory_gb", None), show_progress)
     stated, notes = pricer.state_setup(setup, layout, given, getattr(args, "batch", None))
