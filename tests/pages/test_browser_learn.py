@@ -19,6 +19,7 @@ from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.times import l09_algorithms
 from planner_core.planning.request import Request
 from tests.conftest import forget
+from tests.support.visiting import SlowServer
 
 pytestmark = pytest.mark.lessons
 
@@ -353,6 +354,38 @@ def test_keys_reach_the_question_and_its_answer(visit: Visit, app: str) -> None:
     page.get_by_role("button", name="Next lesson").press("Enter")
     page.wait_for_function("document.activeElement.textContent.startsWith('3. Replicate')")
     assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollTop") == 0
+    assert not visit.wrong
+
+
+def test_what_is_typed_below_a_reply_has_its_enter(visit: Visit, app: str) -> None:
+    """Somebody types the next answer before the page stands still: the reply does not take the focus from it."""
+    lesson = next(x for x in LESSONS if x.question(LLAMA, x.defaults()).values)
+    question, page, server = lesson.question(LLAMA, lesson.defaults()), visit.page, SlowServer(visit.page)
+    page.goto(f"{app}/learn?lesson={lesson.key}&step={lesson.scene(LLAMA, lesson.defaults()).reveal}")
+    visit.settle()
+    server.hold_end()
+    answer(visit, question, (question.answer + 1) % len(question.options))
+    page.get_by_text("Not quite.").wait_for()
+    page.locator(".st-key-question").get_by_role("textbox").fill(f"{question.values[question.answer]:.6g}")
+    server.release()
+    visit.settle()
+    page.wait_for_timeout(400)  # the focus goes to a reply by then
+    page.keyboard.press("Enter")
+    page.get_by_text("Right.").first.wait_for()
+    assert not visit.wrong
+
+
+def test_the_next_lesson_has_the_focus_where_it_is_drawn_at_once(visit: Visit, app: str) -> None:
+    """What the server says of the next lesson comes all together: the button that was pressed is gone when the rail is drawn."""
+    page, server = visit.page, SlowServer(visit.page)
+    page.goto(f"{app}/learn?lesson=2&step={len(LESSONS[1].scene(LLAMA, LESSONS[1].defaults()).steps)}")
+    visit.settle()
+    server.hold_all()
+    page.get_by_role("button", name="Next lesson").press("Enter")
+    while not server.ended:
+        page.wait_for_timeout(50)
+    server.release()
+    page.wait_for_function("document.activeElement.textContent.startsWith('3. Replicate')")
     assert not visit.wrong
 
 

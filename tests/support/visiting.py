@@ -12,7 +12,7 @@ from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page, WebSocket
+    from playwright.sync_api import Locator, Page, WebSocket, WebSocketRoute
 
 LONG_MS = 180_000
 """How long a page may take; loaded machines take long."""
@@ -23,6 +23,47 @@ PROBE = re.compile(r"/_stcore/(?:health|host-config)")
 
 # Streamlit scrolls the page in an element of its own, so that the document is never wider than the window.
 WINDOWS = "html, [data-testid=stMain], [role=dialog]"
+
+
+def ends_a_run(frame: bytes | str) -> bool:
+    """Whether a message of Streamlit says that a run has ended that no other interrupted."""
+    message = ForwardMsg.FromString(frame) if isinstance(frame, bytes) else None
+    return bool(message and message.WhichOneof("type") == "script_finished" and message.script_finished in ENDED)
+
+
+class SlowServer:
+    """Between a page that is not open yet and its server: holds back what the server says, until it is released."""
+
+    def __init__(self, page: Page) -> None:
+        self.ended = False
+        self._holds: Callable[[bytes | str], bool] = lambda frame: False
+        self._held: list[bytes | str] = []
+        page.route_web_socket(re.compile("_stcore/stream"), self._stand_between)
+
+    def _stand_between(self, browser: WebSocketRoute) -> None:
+        self._browser = browser
+        browser.connect_to_server().on_message(self._down)
+
+    def _down(self, frame: bytes | str) -> None:
+        if self._held or self._holds(frame):
+            self._held.append(frame)
+            self.ended = self.ended or ends_a_run(frame)
+        else:
+            self._browser.send(frame)
+
+    def hold_all(self) -> None:
+        """Hold back everything; `ended` turns true with the end of the next run."""
+        self._holds = lambda frame: True
+
+    def hold_end(self) -> None:
+        """Hold back the end of the next run, and what follows."""
+        self._holds = ends_a_run
+
+    def release(self) -> None:
+        """Pass on what is held, all at once, and from now on everything."""
+        self._holds = lambda frame: False
+        while self._held:
+            self._browser.send(self._held.pop(0))
 
 
 class Visit:
@@ -54,8 +95,7 @@ class Visit:
                 self._unanswered = True
 
         def received(frame: bytes | str) -> None:
-            message = ForwardMsg.FromString(frame) if isinstance(frame, bytes) else None
-            if message and message.WhichOneof("type") == "script_finished" and message.script_finished in ENDED:
+            if ends_a_run(frame):
                 self._unanswered = False
 
         socket.on("framesent", sent)

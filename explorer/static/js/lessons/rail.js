@@ -51,6 +51,14 @@ function skip() {
 }
 
 /**
+ * The link of the rail that has the focus.
+ * @param {HTMLElement} nav
+ */
+function onRail(nav) {
+  return /** @type {ShadowRoot} */ (nav.getRootNode()).activeElement;
+}
+
+/**
  * Another lesson begins at its top, also where it was turned to from the foot of the last one.
  * @param {HTMLElement} nav
  * @param {import("../types").RailData} data
@@ -59,10 +67,10 @@ function turned(nav, data) {
   const before = nav.querySelector("[aria-current]")?.firstChild?.textContent;
   const now = data.lessons.find((lesson) => lesson.state === "here")?.number;
   if (before === String(now)) return;
-  const onward = document.activeElement?.closest(".st-key-w_onward");
   onceStill(() => {
     document.querySelector("[data-testid=stMain]")?.scrollTo(0, 0);
-    if (onward) land(LESSON);
+    // asked now, not before: the browser may draw the rail and the lesson at once, and the button that was pressed is gone by then
+    if (!onRail(nav)) land(LESSON);
   });
 }
 
@@ -75,7 +83,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
   else nav.before(skip());
   drawn.set(nav, state);
   remember(data);
-  const here = /** @type {ShadowRoot} */ (nav.getRootNode()).activeElement;
+  const here = onRail(nav);
   const focused = here ? [...nav.children].indexOf(here) : -1;
   nav.replaceChildren(
     ...data.lessons.map((lesson) => {
