@@ -18,6 +18,7 @@ from planner_core.planning.derived import (
     LESS_MEMORY,
     WITH_RECOMPUTATION,
     add_less_memory,
+    compare_methods,
     edit,
     retarget_plan,
     shrink_config,
@@ -45,7 +46,6 @@ from planner_core.planning.methods import METHODS
 from planner_core.planning.pipeline import (
     FIRST_PASSES,
     add_stages,
-    compare_methods,
     plan_model,
     prove,
 )

@@ -22,9 +22,10 @@ from planner_core.core import (
 )
 from planner_core.models import has_own_inputs, load_model, pad_vocabulary, with_adapters
 from planner_core.ops import CoarseGraph, coarsen
+from planner_core.planning.derived.comparison import compare_methods
 from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.methods import FREE, METHODS, TOOLS, parse_layout
-from planner_core.planning.pipeline import compare_methods, plan_model
+from planner_core.planning.pipeline import plan_model
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.pricing import PricedRun, Pricer, Setup, Statement, price_statement
 from planner_core.planning.request import Progress, Request, note_default_sizes, with_default_batch

@@ -22,13 +22,11 @@ from planner_core.core import (
     NoteKind,
     Plan,
     PlannerError,
-    Sentence,
     slow_dtype_notes,
 )
 from planner_core.models import has_own_inputs
 from planner_core.planning.fitting.baselines import (
     better_of_baselines,
-    describe_restriction_cost,
     note_missing_baselines,
     plan_baselines,
     plan_stated_layout,
@@ -41,7 +39,6 @@ from planner_core.planning.fitting.host_waits import (
     note_host_wait,
     say_why_shorter,
 )
-from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
 from planner_core.planning.fitting.micro_batch_size import choose_for_micro_batch_size, keep_micro_batch_size
 from planner_core.planning.fitting.micro_batches import ShowFirst, choose_micro_batches
@@ -55,11 +52,10 @@ from planner_core.planning.fitting.shortage import (
     note_whole_batch,
     states_can_fit,
 )
-from planner_core.planning.fitting.simpler import leads_by_simplicity, prefer_simpler, without_simpler
+from planner_core.planning.fitting.simpler import leads_by_simplicity, prefer_simpler
 from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
-from planner_core.planning.methods import BASELINES, EXACT, METHODS, Method, note_schedule, parse_layout, tool_spaces
-from planner_core.planning.methods.registry import note_compared_workload
-from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, replace_request
+from planner_core.planning.methods import BASELINES, note_schedule, parse_layout
+from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import THOROUGH, Progress, Request, note_default_sizes, rare_collections
 from planner_core.planning.result import Result
 from planner_core.planning.stages import (
@@ -71,7 +67,7 @@ from planner_core.planning.stages import (
     may_use_stages,
 )
 from planner_core.planning.stages.answer import limit_gap_to_one_stage
-from planner_core.search import OBJECTIVES, TIE
+from planner_core.search import TIE
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +104,8 @@ class Draft:
 
 FIRST_STAGES, STAGES = "first stages", "stages"
 """The passes that search stages, for a first answer and to the end, in `Result.reasons`."""
+FIRST_FEWER_GPUS, FEWER_GPUS = "first fewer GPUs", "fewer GPUs"
+"""The passes that search a part of the cluster, in the same way."""
 Pass = Callable[[Draft], tuple[Draft, str]]
 """One step from a request to its result: the draft with what the pass found, and the reason for what it chose."""
 
@@ -252,7 +250,6 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
     sentences = (
         *(note_host_wait(chosen) if chosen.fits else ()),
         *note_whole_batch(chosen, planner.graph),
-        *note_fewer_gpus(planner, chosen, draft.request, draft.source, draft.say),
         *note_uncounted_memory(chosen, planner.graph),
         *slow_dtype_notes(planner.cluster.gpu, planner.workload.dtype),
         *planner.workload.assumptions,
@@ -277,6 +274,23 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
     notes = (*first, *draft.notes, *chosen_notes, *map(Note, sentences))
     # No later pass reads what was built for the search, which takes most of the memory.
     return replace(draft, notes=notes, planner=planner.changed()), f"{len(notes)} notes"
+
+
+def add_fewer_gpus(draft: Draft) -> tuple[Draft, str]:
+    """Say whether a part of the cluster would be faster, which may take as long as the search of the chosen plan."""
+    found = note_fewer_gpus(draft.planner, draft.chosen, draft.request, draft.source, draft.say)
+    reason = "a part of the cluster is faster" if found else "every GPU has work, or no part of the cluster is faster"
+    return replace(draft, notes=(*draft.notes, *map(Note, found))), reason
+
+
+def add_fewer_gpus_unless_later(draft: Draft) -> tuple[Draft, str]:
+    """Run `add_fewer_gpus` in a first answer, unless `add_stages` follows and runs it."""
+    return (draft, "with the stages") if _is_completed_later(draft) else add_fewer_gpus(draft)
+
+
+def _is_completed_later(draft: Draft) -> bool:
+    # The page does not search stages of an exported program, which comes from a function as other uploaded models do.
+    return draft.source is None and may_use_stages(draft.request, draft.planner.cluster)
 
 
 def add_first_stages(draft: Draft) -> tuple[Draft, str]:
@@ -309,10 +323,15 @@ ONE_STAGE_PASSES: Mapping[str, Pass] = {
     "trade-offs": add_trade_offs,
     "least wait": lead_with_least_wait,
     "notes": add_notes,
+    FEWER_GPUS: add_fewer_gpus,
 }
 """What follows the first plan of one stage, in order. What changes the chosen plan stands before the baselines, which are compared with
 it."""
-FIRST_PASSES: Mapping[str, Pass] = {**ONE_STAGE_PASSES, FIRST_STAGES: add_first_stages}
+FIRST_PASSES: Mapping[str, Pass] = {
+    **{name: one for name, one in ONE_STAGE_PASSES.items() if name != FEWER_GPUS},
+    FIRST_FEWER_GPUS: add_fewer_gpus_unless_later,
+    FIRST_STAGES: add_first_stages,
+}
 """The passes of an answer to which `add_stages` and `prove` add: that of the page."""
 PASSES: Mapping[str, Pass] = {**ONE_STAGE_PASSES, STAGES: search_stages}
 """The whole way of a request. Stages stand last since their search starts from the best plan of one stage and takes the longest."""
@@ -405,15 +424,21 @@ def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Re
 
 @rare_collections()
 def add_stages(result: Result, progress: Progress | None = None) -> Result:
-    """Run the pass that `FIRST_PASSES` lack, after the answer: the result with the best plan with stages, if that is quicker."""
+    """Run what `FIRST_PASSES` lack, after the answer: the result with the best plan with stages, if that is quicker, and with a note if a
+    part of the cluster would be faster."""
     if STAGES in result.reasons:
         return result
     say = progress or (lambda text: None)
     usual = tuple(plan for plan in result.plans if plan.name not in STAGED_NAMES)
-    draft = Draft(result.asked, result.source, result.planner.separate(), result.searched, say, usual=usual)
-    draft, reason = search_stages(draft)
+    draft = Draft(
+        result.asked, result.source, result.planner.separate(), result.searched, say, result.notes, usual=usual
+    )
     reasons = {name: text for name, text in result.reasons.items() if name != FIRST_STAGES}
-    result = replace(result, reasons={**reasons, STAGES: reason})
+    # Not there after `prove`, which runs the whole pass.
+    if known := reasons.pop(FIRST_FEWER_GPUS, None):
+        draft, reasons[FEWER_GPUS] = add_fewer_gpus(draft) if _is_completed_later(draft) else (draft, known)
+    draft, reasons[STAGES] = search_stages(draft)
+    result = replace(result, reasons=reasons, notes=draft.notes)
     return _append_staged(result, ((one.plan, one.planner) for one in draft.staged))
 
 
@@ -439,46 +464,3 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
     staged = (p for p in result.plans if p.name in STAGED_NAMES)
     quicker = [p for p in staged if p.cost.step_time_s < proven.searched.cost.step_time_s]
     return _append_staged(proven, ((plan, result.of_plan(plan).planner) for plan in quicker))
-
-
-def compare_methods(request: Request, progress: Progress | None = None, graph: Graph | None = None) -> Result:
-    """Plan as `plan_model` does, and by every method at the number of micro-batches of its chosen plan, with recomputation if that has it.
-
-    The papers know neither. With a number of their own those that minimise communication would compute everything on every GPU, in
-    micro-batches small enough. The object of `compare --json` has the form of that of `plan --json`.
-    """
-    result = plan_model(request, graph, progress)
-    result = replace(result, plans=without_simpler(result.plans))
-    say = progress or (lambda text: None)
-    # A tool bounds the exact search only: the others may choose any plan of theirs.
-    planner = prepare_planner(replace(result.request, tool=None), result.graph)
-    plans: dict[tuple[str, str], Plan] = {}
-    notes = [*result.notes, note_compared_workload(planner.workload)]
-    asked = None if tool_spaces(request.tool, result.cluster) else (request.method, planner.objective())
-    for method in METHODS.values():
-        for objective in (method.objective,) if method.objective else OBJECTIVES:
-            if (method.name, objective) == asked:
-                plans[method.name, objective] = result.best
-                continue
-            say(f"{method.name}, least {objective}")
-            one = replace_request(planner, method=method.name, objective=objective)
-            try:
-                plans[method.name, objective] = choose_mesh(one, candidate_meshes(planner.request, planner.cluster))
-            except NoPlanFits as error:
-                notes.append(Note(Sentence(f"{method.title} has no row: ", error.sentence)))
-    # By the names of their rows: the request's plan has one of its own, the other is named by what it makes least.
-    exact = {
-        plan.name if plan is result.best else f"least {objective}": plan
-        for (name, objective), plan in plans.items()
-        if name == EXACT.name
-    }
-    extra = [_as_comparison(METHODS[name], plan, exact) for (name, _), plan in plans.items() if plan is not result.best]
-    return replace(result, plans=(*result.plans, *extra), notes=tuple(notes))
-
-
-def _as_comparison(method: Method, plan: Plan, exact: Mapping[str, Plan]) -> Plan:
-    """Return a method's plan for the comparison: it has the method's name, and a note about what its restrictions cost."""
-    if method.objective is None:
-        return replace(plan, name=f"least {plan.objective}")
-    admits = Note(f"{method.title}: {method.words}", NoteKind.METHOD)
-    return replace(plan, name=method.title, notes=(admits, Note(describe_restriction_cost(plan, exact)), *plan.notes))

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from planner_core.core import ZERO, InputError, NoPlanFits, Plan, divisors, load_cluster
 from planner_core.planning import Request
+from planner_core.planning.derived.comparison import compare_methods
 from planner_core.planning.fitting.baselines import plan_baselines
 from planner_core.planning.fitting.micro_batch_numbers import MicroBatchNumbers
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import METHODS, Layout, tool_spaces
-from planner_core.planning.pipeline import choose_step, compare_methods
+from planner_core.planning.pipeline import choose_step
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.stages import search_stages

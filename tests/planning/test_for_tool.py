@@ -13,9 +13,9 @@ from planner_core.exporters.configs.megatron import write_megatron
 from planner_core.models import load_plan_graph
 from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis import first_plan_text
+from planner_core.planning.derived.comparison import compare_methods
 from planner_core.planning.fitting import for_tool
 from planner_core.planning.methods import EXACT, TOOLS, check_layout, describe_tool_space, tool_spaces
-from planner_core.planning.pipeline import compare_methods
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.verification import verify_fake_all
 from tests.support.plans import searched

@@ -16,8 +16,9 @@ from planner_core.cost import cost_model_of, price_with_host
 from planner_core.models.zoo import ZOO
 from planner_core.planning import choose_mesh, pipeline
 from planner_core.planning import request as request_module
+from planner_core.planning.derived.comparison import compare_methods
 from planner_core.planning.fitting import host_waits, mesh_search
-from planner_core.planning.pipeline import compare_methods, plan_model
+from planner_core.planning.pipeline import plan_model
 from planner_core.planning.planner import STATED, Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import Clock, Request
 from planner_core.search import search_within_budget

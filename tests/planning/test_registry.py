@@ -9,8 +9,9 @@ import pytest
 from explorer.address import settings
 from explorer.text import glossary, words
 from planner_core.core import InputError
+from planner_core.planning.derived.comparison import compare_methods
 from planner_core.planning.methods.registry import ALL, BASELINES, EXACT, METHODS, find_method
-from planner_core.planning.pipeline import compare_methods, plan_model
+from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 
 SMALL = Request("bert-large", cluster="1x8-h100", layers=2, mesh="8")
