@@ -55,10 +55,10 @@ def steps_table(rounded: step_parts.RoundedSteps, plans: PlansById, homes: Mappi
         _step_row(rounded, plan, plan_id, parts, longest, homes[plan_id], speeds) for plan_id, plan in plans.items()
     ]
     if against:
-        title = html.escape(f"{words.plan_title(plans[against])} against {words.plan_title(plans[first])}", quote=True)
+        title = html.escape(f"{words.plan_title(plans[against])} against {words.plan_title(plans[first])}")
         gaps = [rounded.parts[against][p] - rounded.parts[first][p] for p in parts]
         cells = "".join(f"<td>{rounded.text(gap, sign=True)}</td>" for gap in (*gaps, sum(gaps)))
-        head_cell = f"<th scope='row' colspan='2' title='{title}'>difference</th>"
+        head_cell = f"<th scope='row' colspan='2'>{title}</th>"
         body.append(f"<tr class='difference'>{head_cell}{cells}{'<td></td>' * (1 + len(speeds))}</tr>")
     ends = "".join(f"<th scope='col'>{name}</th>" for name in ("step", "memory", *speeds))
     return (

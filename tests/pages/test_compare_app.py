@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -36,6 +37,13 @@ def test_up_to_four_plans_from_the_address() -> None:
     at = open_page("compare", compare="best,best,nobodys")  # one of them, with what it is compared with at first
     assert not at.exception and len(at.multiselect(key="w_compare").value) == 2
     assert "no plan “nobodys”" in at.warning[0].value
+
+
+def test_the_row_of_the_difference_names_its_two_plans() -> None:
+    """It read “difference” below the last of three plans, and was that of the third from the first."""
+    at = open_page("compare", compare="fsdp,megatron-lm,best")
+    row = tables(at).split("<tr class='difference'>")[1]
+    assert re.match(r"<th scope='row' colspan='2'>(Best plan|Megatron-LM) against FSDP</th>", row), row
 
 
 def test_rows_that_differ_and_all_rows() -> None:
