@@ -37,6 +37,7 @@ def choose_plans(plans: dict[str, Plan], result: Result) -> dict[str, Plan]:
             format_func=lambda n: frame.plan_option(plans[n]),
             key=widget,
             max_selections=settings.MAX_COMPARED,
+            select_all=False,  # it takes the first four of the list, whatever they are
             help=glossary.PLAN_WORDS,
             label_visibility="collapsed",
             on_change=lambda: state.change(compare=tuple(st.session_state[widget])),

@@ -46,6 +46,11 @@ def test_the_row_of_the_difference_names_its_two_plans() -> None:
     assert re.match(r"<th scope='row' colspan='2'>(Best plan|Megatron-LM) against FSDP</th>", row), row
 
 
+def test_the_list_of_plans_does_not_offer_to_take_all() -> None:
+    """“Select all” took the first four of eleven."""
+    assert not open_page("compare").multiselect(key="w_compare").proto.select_all
+
+
 def test_rows_that_differ_and_all_rows() -> None:
     at = open_page("compare", compare="best,megatron-lm")
     few = tables(at).count("<tr>")
