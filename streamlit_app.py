@@ -21,8 +21,8 @@ PAGES = (
     ("measured", "Measured", "Published runs, predicted against measured"),
     ("learn", "Learn", "Parallel training in short lessons"),
 )
-# pages of before, which links may still name
-MOVED = ("answer", "fold", "topology", "export")
+# pages of before, which links may still name, and an address that a reader of the menu may type
+MOVED = ("answer", "fold", "topology", "export", "what-if")
 
 
 def view() -> None:

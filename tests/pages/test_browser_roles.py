@@ -255,6 +255,14 @@ def test_a_shared_link_opens_the_same_view_and_links_of_before_still_do(visit: V
     visit.asks(lambda query: "model=gpt2-xl" in query)
 
 
+def test_the_address_of_what_if_may_be_written_as_its_name_in_the_menu(visit: Visit) -> None:
+    """`/what-if` was “Page not found”."""
+    visit.open("/what-if?model=gpt2-xl&cluster=1x8-h100&layers=2")
+    expect(visit.page.get_by_text("Batch, samples a step")).to_be_visible()
+    expect(visit.page).to_have_url(re.compile("/whatif[?].*layers=2"))
+    expect(visit.page.get_by_role("link", name="What if")).to_have_count(1)
+
+
 def test_the_drawing_can_be_kept_and_searched(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     visit.open("/?layers=2&plan=fsdp")
