@@ -73,8 +73,8 @@ class Tie:
 class Choice:
     """The plan that is predicted fastest, its ties by rising time, and which of all these is recommended: the simplest, or the one for
     the request's `tool`. `simplicity`: why it is the simplest, if it is another than the fastest. `fits`: some plan fits; where none
-    does, the chosen one takes the least memory and is not the fastest. `no_evidence`: why no measured run tells the doubt between the
-    fastest plan and the next; empty where some do. `aim`: what the request makes least, if that is not the step's
+    does, the chosen one takes the least memory and is not the fastest. `no_evidence`: by row, of the fastest plan and its ties or the
+    next one, why no measured run tells its doubt; empty where some do. `aim`: what the request makes least, if that is not the step's
     time, or what its plan must be: that plan is recommended, as asked for, and takes `slower` longer than the fastest (1: twice as
     long)."""
 
@@ -84,7 +84,7 @@ class Choice:
     tool: str | None = None
     simplicity: Simplicity | None = None
     fits: bool = True
-    no_evidence: str = ""
+    no_evidence: Mapping[str, str] = field(default_factory=dict)
     aim: str | None = None
     slower: float = 0.0
     one_stage: str = "best"
@@ -111,12 +111,14 @@ class Choice:
             others = f"of the other rows only {self.one_stage}" if self.fastest == STAGES_PLAN_NAME else "no other row"
             return f"{self.fastest} is the fastest plan found of those that {self.tool} can be told; {others} comes from that search"
         doubt = "the prediction's doubt"
-        if not self.ties and self.no_evidence:
-            return f"{self.fastest} is predicted faster than every other plan that fits; how sure that is is not known: {self.no_evidence}"
+        unknown = self._say_what_is_unknown()
+        if not self.ties and self.fastest in self.no_evidence:
+            return f"{self.fastest} is predicted faster than every other plan that fits; the doubt {unknown}"
         if not self.ties:
-            return f"{self.fastest} is faster than every other plan that fits, by more than {doubt}"
-        if self.no_evidence:
-            doubt = f"the doubt of kinds of run that were measured; that of this kind is not known: {self.no_evidence}"
+            beside = f", which {unknown}" if unknown else ""
+            return f"{self.fastest} is faster than every other plan that fits, by more than {doubt}{beside}"
+        if unknown:
+            doubt = f"the doubt of kinds of run that were measured; that {unknown}"
         names = ", ".join(f"{t.name} (+{100 * t.slower:.1f} %)" for t in self.ties)
         tie = f"a tie of {self.fastest} with {names}: they differ by less than {doubt}"
         if self.simplicity is None:
@@ -124,6 +126,13 @@ class Choice:
             return f"{tie}. {self.fastest} is {why}"
         gain = next(t.slower for t in self.ties if t.name == self.recommended)
         return f"{tie}. Run {self.recommended}, the simplest: {self.simplicity.value}. {self.fastest} may gain {100 * gain:.1f} %"
+
+    def _say_what_is_unknown(self) -> str:
+        """Return of which rows the doubt is not known, and why. Example: "of stages is not known: no published run ..."."""
+        rows: dict[str, list[str]] = {}
+        for name, why in self.no_evidence.items():
+            rows.setdefault(why, []).append(name)
+        return "; ".join(f"of {' and '.join(names)} is not known: {why}" for why, names in rows.items())
 
 
 @dataclass(frozen=True)
@@ -273,15 +282,16 @@ def _choose_asked(result: Result, asked: Plan, aim: str) -> Choice:
     return Choice(quick.name, (), asked.name, result.request.tool, aim=aim, slower=slower)
 
 
-def _find_missing_evidence(choice: Choice, result: Result) -> str:
-    """Return why no measured run tells the doubt between the fastest plan and its ties, or without ties and the next one; empty if some
-    do."""
+def _find_missing_evidence(choice: Choice, result: Result) -> dict[str, str]:
+    """Return, of the fastest plan and its ties, or without ties and the next one, the rows whose doubt no measured run tells, and why."""
     names = {choice.fastest, *(t.name for t in choice.ties)}
     compared = [p for p in result.plans if p.name in names]
     if not choice.ties:
         others = (p for p in result.plans if p.fits and p.name not in names)
         compared += sorted(others, key=lambda p: p.cost.step_time_s)[:1]
-    return next((why for p in compared if len(compared) > 1 and (why := time_band(p, result.cluster).why)), "")
+    if len(compared) == 1:
+        return {}
+    return {p.name: why for p in compared if (why := time_band(p, result.cluster).why)}
 
 
 def _ties_of(fastest: Plan, result: Result) -> tuple[Tie, ...]:

@@ -126,14 +126,26 @@ def test_without_measured_runs_the_doubt_is_not_known() -> None:
     """No published run of which all is known deals out experts, so none says how far such a plan may be from the next."""
     found = planned(Request("mixtral-8x7b", cluster="2x8-h100", layers=4))
     best = replace(found.best, fits=True)
-    why = time_band(best, found.cluster).why
-    assert why
+    assert (why := time_band(best, found.cluster).why)
     for share, ties in ((0.02, 1), (0.5, 0)):
         cost = replace(best.cost, step_time_s=best.cost.step_time_s * (1 + share))
         other = replace(found.plans[-1], fits=True, cost=cost)
         choice = replace(found, plans=(best, other)).choice
-        assert len(choice.ties) == ties and choice.no_evidence == why
-        assert f"is not known: {why}" in choice.sentence and "prediction's doubt" not in choice.sentence
+        assert len(choice.ties) == ties and choice.no_evidence["best"] == why
+        assert "is not known: " in choice.sentence and "prediction's doubt" not in choice.sentence
+
+
+@pytest.mark.parametrize(("share", "ties"), [(0.02, 1), (0.5, 0)])
+def test_the_row_is_named_whose_doubt_is_not_known(result: Result, share: float, ties: int) -> None:
+    """It was said of a fastest plan that has a band, and splits the tokens of no sample, since the next row has none."""
+    found = planned(Request("mixtral-8x7b", cluster="2x8-h100", layers=4))
+    why = time_band(found.best, found.cluster).why
+    assert why and not time_band(result.best, result.cluster).why
+    cost = replace(result.best.cost, step_time_s=result.best.cost.step_time_s * (1 + share))
+    dealt = replace(found.best, name="expert row", fits=True, cost=cost)
+    choice = replace(result, plans=(result.best, dealt)).choice
+    assert len(choice.ties) == ties and choice.no_evidence == {"expert row": why}
+    assert choice.sentence.count(f"of expert row is not known: {why}") == 1
 
 
 def test_the_weights_are_those_of_the_recommended_plan(result: Result) -> None:
