@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from explorer.address.stored import store_whole
 from explorer.text.commands import OWN_PREFIX
 from planner_core.core import Cluster, InputError
 from planner_core.planning.pricing.calibration import Fit, read_fits
@@ -40,8 +41,7 @@ def store_cluster(content: bytes, here: Cluster | None = None) -> str:
         content = json.dumps(data).encode()
     Cluster.from_json(data, where="the file")
     name = f"{OWN_PREFIX}{hashlib.sha256(content).hexdigest()[:16]}"
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    cluster_path(name).write_bytes(content)
+    store_whole(cluster_path(name), content)
     for old in sorted(FOLDER.iterdir(), key=lambda f: f.stat().st_mtime, reverse=True)[MAX_STORED:]:
         old.unlink(missing_ok=True)
     return name

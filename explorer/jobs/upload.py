@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from explorer.address.stored import store_whole
 from explorer.text.commands import OWN_PREFIX
 from planner_core.core import Graph, InputError, graph_from_json
 from planner_core.planning import Request
@@ -65,9 +66,7 @@ def store_model(content: bytes) -> str:
 def _store_file(content: bytes, file: str) -> str:
     # By its content, so that the same file of two visitors is one model and is captured once.
     name = ("pt2" if file == EXPORTED else "") + hashlib.sha256(content).hexdigest()[:16]
-    folder = FOLDER / name
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / file).write_bytes(content)
+    store_whole(FOLDER / name / file, content)
     _remove_oldest()
     return f"{OWN_PREFIX}{name}"
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from explorer.address import settings, uploaded_cluster
+from explorer.address.stored import store_whole
 from explorer.components.request_form.sentence import describe_cluster
 from explorer.text import commands
 from planner_core.cli.main import main
@@ -30,6 +31,17 @@ MINE = {
 def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(uploaded_cluster, "FOLDER", tmp_path)
     yield uploaded_cluster.store_cluster(json.dumps(MINE).encode())
+
+
+def test_a_stored_file_is_whole_whenever_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same file of two visitors is one: while the second is written, the first one's session may read it."""
+    file, read = tmp_path / "kept" / "config.json", list[bytes]()
+    store_whole(file, b"first")
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda *names: (read.append(file.read_bytes()), replace(*names)))
+    store_whole(file, b"second")
+    assert (read, file.read_bytes()) == ([b"first"], b"second")
+    assert [f.name for f in tmp_path.rglob("*") if f.is_file()] == ["config.json"]
 
 
 def test_an_own_cluster_is_planned_on_by_its_name_in_the_address(name: str) -> None:
