@@ -359,7 +359,7 @@ class Plan:
     pipeline: Pipeline | None = None
     bound: float | None = field(default=None, compare=False)
     """A value of the objective that no plan of the request is below: of all numbers of micro-batches, ways to recompute and meshes of up
-    to two axes, and of the larger meshes that were searched. None where nothing is known, as of a plan from a file."""
+    to two axes, and of the larger meshes that were searched; of one with stages, of the degrees looked at. None: not known."""
 
     @property
     def preference(self) -> tuple[bool, float]:

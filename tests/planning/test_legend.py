@@ -50,6 +50,13 @@ def test_a_wide_gap_of_stages_is_a_number_as_people_write_it(result: Result, sha
     assert f": at most {percent} % above the best of the degrees that were looked at. None takes less than " in str(
         staged.plan.notes[1]
     )
+    assert plan_summary(staged.plan)["bound_s"] == staged.bound  # a script reads it there, and no sentence
+
+
+def test_a_plan_with_stages_at_its_bound_is_its_own_bound(result: Result) -> None:
+    best = result.best
+    staged = _add_notes(StagedPlan(best, result.planner, best.cost.step_time_s), best)
+    assert plan_summary(staged.plan)["bound_s"] == best.cost.step_time_s
 
 
 def test_stages_of_less_memory_are_told_where_no_plan_fits() -> None:

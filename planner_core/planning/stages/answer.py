@@ -212,7 +212,7 @@ def _prepare_search(
 
 
 def _add_notes(staged: StagedPlan, chosen: Plan, tool: str | None = None, more: str = "") -> StagedPlan:
-    """Add what a plan with stages gains over the `chosen` one, and how near it is to its bound: among all plans, or those of a tool."""
+    """Add what a plan with stages gains over the `chosen` one, and its bound, with how near it is: among all plans, or those of a tool."""
     plan, bound = staged.plan, staged.bound
     gain = Sentence("it fits, where no plan of one stage does")
     if chosen.fits:
@@ -226,4 +226,4 @@ def _add_notes(staged: StagedPlan, chosen: Plan, tool: str | None = None, more: 
         what = "a bound of each rank's time and memory, without most of its waits"
         gap = Sentence(gap, f": {excess}. None takes less than ", time_amount(bound), f", {what}")
     notes = (Note(gain), Note(gap, NoteKind.GAP), *plan.notes, *((Note(more),) if more else ()))
-    return replace(staged, plan=replace(plan, notes=notes))
+    return replace(staged, plan=replace(plan, notes=notes, bound=min(bound, plan.cost.step_time_s)))
