@@ -79,7 +79,7 @@ def verify_all(
 
 
 def average_over_ranks(comparisons: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:
-    """Return the results of rank 0, with the bytes of each all_to_all averaged over all ranks.
+    """Return the results of the first rank, with the bytes of each all_to_all averaged over all ranks, which are those of a mesh.
 
     The router decides what one rank sends to experts; the sum over ranks does not depend on it.
     """

@@ -42,6 +42,7 @@ from planner_core.verification.numerics import (
     LEARNING_RATE,
     RELATIVE_FLOOR,
     adamw_step,
+    average_over_ranks,
     float_buffers,
     is_within_tolerance,
     max_abs,
@@ -73,6 +74,7 @@ class StageRecord:
         return {
             "collectives": collective_table(inside),
             "by_axis": rows_to_json(inside),
+            "exchanges": [call for call in counted.exchanges if call[1]],
             "summed": [row[1] for key, row in counted.rows.items() if not key[2]],
             "sent": counted.sent,
             "received": counted.received,
@@ -177,7 +179,8 @@ def _name_pass(passes: Sequence[Any]) -> str:
 def verify_stages(plan: Plan, graph: Graph, *, timeout_s: float = 300.0) -> dict[str, Any]:
     """Run a plan with stages (of few ranks and a small model) on gloo, and return the report of docs/CONTRACT.md without memory."""
     comparisons = run_ranks(_compare_with_fallback, plan.num_gpus, (plan,), timeout_s=timeout_s)
-    per_rank = compare_ranks(plan, graph, [comparisons[int(gpu)]["record"] for gpu in gpus_of_ranks(plan)[:, 0]])
+    records = [[comparisons[int(gpu)]["record"] for gpu in gpus] for gpus in gpus_of_ranks(plan)]
+    per_rank = compare_ranks(plan, graph, [average_over_ranks(r, plan.mesh.axis_sizes) for r in records])
     numbers = report_numbers(comparisons[0])
     return {
         **numbers,
