@@ -269,21 +269,42 @@ def format_report(data: Mapping[str, Any]) -> str:
         order = data["order"]
         lines.append(f"order      {'as scheduled' if order['ok'] else order['difference']}")
     lines += [_format_stage(row) for row in data.get("stages", ())]
-    predicted, measured = data["collectives"]["predicted"], data["collectives"]["measured"]
-    for phase in ("forward", "backward", "optimizer"):
-        for kind in sorted({*predicted.get(phase, {}), *measured.get(phase, {})}):
-            rows = [table.get(phase, {}).get(kind, {"count": 0, "bytes": 0}) for table in (measured, predicted)]
-            same = "" if rows[0] == rows[1] else f"   predicted {rows[1]['count']} x, {rows[1]['bytes']:,} bytes"
-            lines.append(f"{phase:10} {kind:15} {rows[0]['count']:5} x {rows[0]['bytes']:>18,} bytes{same}")
+    for name, found, wanted in _pair_collectives(data["collectives"]):
+        same = "" if found == wanted else f"   predicted {wanted['count']} x, {wanted['bytes']:,} bytes"
+        lines.append(f"{name:26} {found['count']:5} x {found['bytes']:>18,} bytes{same}")
     return "\n".join(lines)
 
 
+def _pair_collectives(tables: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, int], Mapping[str, int]]]:
+    """Yield what was measured and what was predicted of each kind of collective, by phase and kind."""
+    predicted, measured = tables["predicted"], tables["measured"]
+    for phase in ("forward", "backward", "optimizer"):
+        for kind in sorted({*predicted.get(phase, {}), *measured.get(phase, {})}):
+            found, wanted = (
+                table.get(phase, {}).get(kind, {"count": 0, "bytes": 0, "wire_bytes": 0})
+                for table in (measured, predicted)
+            )
+            yield f"{phase:10} {kind}", found, wanted
+
+
 def _format_stage(row: Mapping[str, Any]) -> str:
-    """Format one rank of a pipeline: what it sends to other stages, and its peak of memory."""
+    """Format one rank of a pipeline: what it sends to other stages, its peak of memory, and all that is not as predicted."""
     predicted, measured = row["messages"]["predicted"], row["messages"]["measured"]
     text = f"rank {row['rank']:<5} sends {measured['sent']} x to other stages, {measured['sent_bytes']:,} bytes"
-    if predicted != measured:
-        text += f"   predicted {predicted['sent']} x, {predicted['sent_bytes']:,} bytes"
     if memory := row.get("memory_bytes"):
         text += f"; peak {memory['measured'] / 2**30:.2f} GiB, {memory['predicted'] / 2**30:.2f} GiB predicted"
-    return text if row["ok"] else f"{text}   DIFFERENT"
+        text += f" ({100 * memory['rel_error']:.1f} % apart)"
+    if row["ok"]:
+        return text
+    other = [
+        f"{name.replace('_', ' ')} {measured[name]:,}, predicted {wanted:,}"
+        for name, wanted in predicted.items()
+        if wanted != measured[name]
+    ]
+    other += [
+        f"{' '.join(name.split())} {found['count']} x, {found['bytes']:,} bytes, predicted {wanted['count']} x, {wanted['bytes']:,} bytes"
+        for name, found, wanted in _pair_collectives(row["collectives"])
+        if found != wanted
+    ]
+    other += [row["order"]["difference"]] if row["order"]["difference"] else []
+    return f"{text}   DIFFERENT" + (f": {'; '.join(other)}" if other else "")

@@ -13,7 +13,7 @@ from planner_core.cost import schedule_ranks
 from planner_core.models import load_plan_graph
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
-from planner_core.verification.api import scaled, verify
+from planner_core.verification.api import _format_stage, scaled, verify
 from planner_core.verification.fake.pipeline import _run_all_ranks
 from planner_core.verification.stages import compare_ranks
 from tests.support.ranks import run_ranks
@@ -152,6 +152,24 @@ def test_what_is_not_as_scheduled_is_found() -> None:
     assert "pass 1 is backward of micro-batch 0 in stage 0" in told[0][0]["order"]["difference"]
     assert not told[1][1]["ok"] and told[1][0]["ok"]
     assert "forward of micro-batch 0 in stage 0" in told[2][0]["order"]["difference"]
+    routed = _as_scheduled(plan, graph)
+    table = {
+        phase: {kind: dict(row) for kind, row in kinds.items()} for phase, kinds in routed[0]["collectives"].items()
+    }
+    phase, kind = next((phase, kind) for phase, kinds in table.items() for kind in kinds)
+    before = table[phase][kind]["bytes"]
+    table[phase][kind]["bytes"] += 5000
+    routed[0]["collectives"] = table
+    sent = told[1][1]["messages"]["predicted"]["sent_bytes"]
+    differences = {
+        f"sent bytes {sent - 2:,}, predicted {sent:,}": told[1][1],
+        f"{phase} {kind} {table[phase][kind]['count']} x, {before + 5000:,} bytes, predicted": compare_ranks(
+            plan, graph, routed
+        )[0],
+        told[0][0]["order"]["difference"]: told[0][0],
+    }
+    for difference, row in differences.items():
+        assert f"   DIFFERENT: {difference}" in _format_stage(row)
 
 
 def test_ranks_that_cannot_stand_for_a_pipeline() -> None:
