@@ -21,10 +21,10 @@ from planner_core.planning.methods import BASELINES, EXACT, METHODS
 from planner_core.planning.pricing import PublishedRun, load_own_runs, load_published_runs
 from planner_core.search.candidates import Candidates
 
-PLOT_WIDTH, PLOT_HEIGHT = 480.0, 300.0
-"""About the pixels of a scatter's axes, to keep names apart."""
-NARROW_WIDTH, LIMIT_WIDTH = 230.0, 150.0
-"""Those of a phone's, and of the words at the line of memory."""
+PLOT_WIDTHS, NARROW_WIDTHS, PLOT_HEIGHT = (260.0, 424.0, 620.0), (256.0, 296.0, 396.0), 302.0
+"""Pixels of a scatter's axes in windows of 1 024, 1 440 and 1 920, on phones of 360, 400 and 500, and down: they place the names."""
+LIMIT_WIDTH = 150.0
+"""Pixels of the words at the line of memory."""
 WIDE, NARROW = 0.999, 0.99
 """Opacities that mark the names for wide windows and for narrow ones (see app.css): plotly writes no other mark of ours."""
 TIMES = {
@@ -123,35 +123,45 @@ def _draw_names(
     `times`: the ends of the axis of times; that of memory goes from 0 to `high`.
     """
     names = [plan_title(p) for p in plans.values()]
-    for pixels, mark in ((PLOT_WIDTH, WIDE), (NARROW_WIDTH, NARROW)):
-        per_ms = pixels / (times[1] - times[0])
-        at = {n: ((x - times[0]) * per_ms, (1 - y / high) * PLOT_HEIGHT) for n, (x, y) in ends.items()}
-        line = (1 - limit / high) * PLOT_HEIGHT
-        occupied = [(0.0, line - 2, pixels, line + 2), (0.0, line - 20, LIMIT_WIDTH, line)]
-        occupied += [(x - 8, y - 8, x + 8, y + 8) for n, (x, y) in at.items() if n not in plans]
-        places = name_placement.place_names([at[n] for n in plans], names, pixels, PLOT_HEIGHT, occupied)
+    # a plan that has a name comes first: a place is given for each of those
+    shares = {n: ((ends[n][0] - times[0]) / (times[1] - times[0]), 1 - ends[n][1] / high) for n in (*plans, *ends)}
+    line = (1 - limit / high) * PLOT_HEIGHT
+    for widths, mark in ((PLOT_WIDTHS, WIDE), (NARROW_WIDTHS, NARROW)):
+        plots = [
+            name_placement.Plot(
+                width,
+                PLOT_HEIGHT,
+                [(x * width, y * PLOT_HEIGHT) for x, y in shares.values()],
+                [(0.0, line - 2, width, line + 2), (0.0, line - 20, LIMIT_WIDTH, line)],
+            )
+            for width in widths
+        ]
+        places = name_placement.place_names(plots, names)
         for plan_id, name, place in zip(plans, names, places, strict=True):
             _draw_name(figure, ends[plan_id], name, place, mark, theme)
 
 
 def _draw_name(
-    figure: go.Figure, end: tuple[float, float], name: str, place: tuple[float, float], mark: float, theme: Theme
+    figure: go.Figure, end: tuple[float, float], name: str, place: name_placement.Place, mark: float, theme: Theme
 ) -> None:
+    side = "left" if place.right > 0 else "right"
     figure.add_annotation(
         x=end[0],
         y=end[1],
-        ax=place[0],
-        ay=place[1],
+        ax=place.right,
+        ay=place.down,
         text=escape(name),
-        xanchor="left",
-        align="left",
+        xanchor=side,
+        align=side,
         opacity=mark,
         font={"size": 12.5, "color": theme.text},
         bgcolor=theme.surface,
+        borderpad=0,
         showarrow=True,
-        arrowhead=0,
+        # a dot at the point itself: marks and rings hide where a bare line ends
+        arrowhead=6,
         arrowwidth=1,
-        arrowcolor=theme.faint if place[1] else "rgba(0,0,0,0)",
+        arrowcolor=theme.text if place.leader else "rgba(0,0,0,0)",
     )
 
 

@@ -206,10 +206,61 @@ def test_the_uploader_has_the_limit_that_the_reader_has() -> None:
 @given(st.lists(st.tuples(st.floats(0, 480), st.floats(0, 300)), min_size=1, max_size=6))
 def test_names_of_a_few_points_do_not_overlap(points: list[tuple[float, float]]) -> None:
     names = [f"plan {i}" for i in range(len(points))]
-    offsets = name_placement.place_names(points, names, 480, 300)
-    boxes = [(x + dx, y + dy) for (x, y), (dx, dy) in zip(points, offsets, strict=True)]
-    for i, (ax, ay) in enumerate(boxes):
-        assert all(abs(ay - by) > 15 or abs(ax - bx) > 30 for bx, by in boxes[:i])
+    places = name_placement.place_names([name_placement.Plot(480, 300, points)], names)
+    boxes = [place.box(point, 38) for point, place in zip(points, places, strict=True)]
+    for i, (left, top, _, _) in enumerate(boxes):
+        assert all(abs(top - b[1]) > 15 or abs(left - b[0]) > 30 for b in boxes[:i])
+
+
+CROWDED = {
+    "best": (515.2, 50.2),
+    "trade-off 1": (515.4, 48.8),
+    "trade-off 2": (527.4, 44.5),
+    "trade-off 3": (544.6, 35.8),
+    "FSDP": (558.3, 37.5),
+    "Megatron-LM": (605.9, 50.8),
+    "Megatron-LM + SP": (552.1, 44.7),
+    "data parallel": (668.5, 138.5),
+    "hf-expert": (868.1, 73.1),
+}
+"""Step in ms and GiB of the plans of Llama-3-8B on two nodes of eight H100."""
+
+
+@pytest.mark.parametrize(("opacity", "width"), [(0.999, 424), (0.999, 616), (0.99, 256), (0.99, 296)])
+def test_every_name_is_beside_its_point_or_joined_to_it(result: Result, opacity: float, width: int) -> None:
+    """A name without a leader is nearest to its own point; a leader runs over no other mark, nor does a name cover one."""
+    cost = result.best.cost
+    plans = {
+        name: replace(
+            next((p for p in result.plans if p.name == name), result.best),
+            name=name,
+            cost=replace(
+                cost, step_time_s=ms / 1e3, memory_bytes={**cost.memory_bytes, "peak": round(gib * units.GIB)}
+            ),
+        )
+        for name, (ms, gib) in CROWDED.items()
+    }
+    figure = scatters.plans_scatter(plans, "FSDP", round(73.3 * units.GIB), LIGHT, "step")
+    (left, right), (low, high) = figure.layout.xaxis.range, figure.layout.yaxis.range
+
+    def point(ms: float, gib: float) -> complex:
+        return complex((ms - left) / (right - left) * width, (high - gib) / (high - low) * 302)
+
+    marks = {name: point(*end) for name, end in CROWDED.items()}
+    drawn = [a for a in figure.layout.annotations if a.opacity == opacity]
+    assert len(drawn) == len(CROWDED) - 3, "trade-offs have no names"
+    for note in drawn:
+        own = point(note.x, note.y)
+        end = own + complex(note.ax, note.ay)
+        joined = note.arrowcolor != "rgba(0,0,0,0)"
+        side = 1 if note.xanchor == "left" else -1
+        text = [end + side * x for x in range(6 * len(note.text))]
+        for name, mark in marks.items():
+            if abs(mark - own) < 0.1:
+                continue
+            assert min(abs(mark - t) for t in text) > (8 if joined else 1.5 * abs(end - own)), (note.text, name)
+            if joined and abs(mark - own) > 10:
+                assert min(abs(mark - own - (end - own) * k / 50) for k in range(51)) > 7, (note.text, name)
 
 
 def test_the_page_offers_what_the_exporters_can_write() -> None:
