@@ -14,6 +14,7 @@ from planner_core.cost import seconds_waited_for_host, simulated_pipeline
 from planner_core.cost.schedule.pipeline.timing import schedule_seconds
 from planner_core.planning.analysis.legend import find_same_plan
 from planner_core.planning.analysis.reporting import exposed_and_bubble, plan_report, text
+from planner_core.planning.fitting.host_waits import note_host_wait
 from planner_core.planning.pricing import split_pipeline_step
 
 
@@ -78,6 +79,9 @@ def test_the_shortest_step_leads_and_a_note_bounds_what_is_left() -> None:
     )
     (note,) = [n for n in map(str, result.notes) if "waits for its host" in n]
     assert f"no such plan's step is shorter than {1e3 * best.bound:.4g} ms" in note
+    assert note.endswith("larger micro-batches wait less, and compiled may")
+    compiled = replace(best, workload={**best.workload, "compiled": True})  # to compile was advised to who compiles
+    assert str(*note_host_wait(compiled)).endswith("larger micro-batches wait less")
 
 
 def test_a_plan_that_waits_has_its_gap_and_one_answer_in_every_row() -> None:
