@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from explorer.analysis.step_parts import STATED_METHOD
@@ -51,6 +51,7 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
         is_stock = runs_on_stock_tools(plans[recommended])
         descriptions = {recommended: f"recommended{': stock tools run it' * is_stock}"}
     of_one_stage = names.get(FASTEST, next(iter(plans)))
+    with_gap = {fastest if staged is None else of_one_stage}
     best, best_of_one = (
         f"the best plan{kind}, {recipe.describe_gap(plans[n])}" if plans[n].fits else f"the smallest plan{kind}"
         for n, kind in ((fastest, ""), (of_one_stage, " of one stage"))
@@ -62,15 +63,26 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     elif choice.aim is not None:
         descriptions[recommended] = f"as asked: {choice.aim}"
         descriptions.setdefault(fastest, "the fastest of these plans")
+        with_gap = set()
     elif fastest != recommended:
         gain = plans[recommended].cost.step_time_s / plans[fastest].cost.step_time_s - 1
         if gain >= MIN_GAIN or recipe.layout_name(plans[recommended]) != recipe.layout_name(plans[fastest]):
             descriptions[fastest] = best
         else:
             descriptions[recommended] += f"; as fast as {best}"
+            with_gap = {recommended}
     elif choice.fits:
         descriptions[recommended] += f"; {best}"
-    descriptions |= {n: "our current setup" for n, p in plans.items() if p.method == STATED_METHOD}
+    _add_usual_layouts(plans, descriptions)
+    others = [n for n, p in plans.items() if p.method == "exact" and p.fits and n not in (*descriptions, fastest)]
+    descriptions |= dict.fromkeys(_order_trade_offs(plans, others, [*descriptions], plans[fastest]), "trade-off")
+    _add_proofs(plans, descriptions, with_gap, recommended)
+    return _list_described(plans, descriptions, (recommended, fastest, staged))
+
+
+def _add_usual_layouts(plans: Mapping[str, Plan], descriptions: dict[str, str]) -> None:
+    """Add what is run now, Megatron-LM's tensor parallelism, FSDP and data parallelism."""
+    descriptions.update({n: "our current setup" for n, p in plans.items() if p.method == STATED_METHOD})
     megatron = [n for n, p in plans.items() if p.method in OF_MEGATRON]
     if megatron:
         descriptions.setdefault(
@@ -85,9 +97,18 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
             if p.method in ("fsdp", "data-parallel") and n not in descriptions
         }
     )
-    others = [n for n, p in plans.items() if p.method == "exact" and p.fits and n not in (*descriptions, fastest)]
-    descriptions |= dict.fromkeys(_order_trade_offs(plans, others, [*descriptions], plans[fastest]), "trade-off")
-    return _list_described(plans, descriptions, (recommended, fastest, staged))
+
+
+def _add_proofs(
+    plans: Mapping[str, Plan], descriptions: dict[str, str], with_gap: Collection[str], recommended: str
+) -> None:
+    """Add to the descriptions, but those `with_gap`, that a plan is proven the best of its kind."""
+    for name in descriptions.keys() - with_gap:
+        plan = plans[name]
+        if recipe.has_proven_step(plan):
+            # What is proven is not that a plan is the one to take: its kind is named.
+            is_kind_open = name == recommended and plan.method in BASELINES
+            descriptions[name] += f"; {BASELINES[plan.method].title}, proven" if is_kind_open else ", proven"
 
 
 def _order_trade_offs(
@@ -151,6 +172,7 @@ def merge_equal(plans: Mapping[str, Plan], chosen: str) -> list[ListedPlan]:
         name = chosen if chosen in group else group[0]
         aims = dict.fromkeys(recipe.describe_aim(plans[n]) for n in group)
         title, *others = dict.fromkeys(words.plan_title(plans[n]) for n in group)
+        title += ", proven" * recipe.has_proven_step(plans[group[0]])
         titles = title + (f", the same plan as {words.join_words(others)}" if others else "")
         rows.append(ListedPlan(name, _with_shortage(plans[name], "; ".join((titles, *filter(None, aims))))))
     return rows

@@ -84,8 +84,9 @@ def _step_row(
     )
     cells = "".join(f"<td>{rounded.text(size)}</td>" for size in sizes.values())
     memory = units.memory(plan.cost.memory_bytes["peak"]) + ("" if plan.fits else "<small>does not fit</small>")
-    # Of the others nothing was asked that could be proven.
-    proof = f"<small>{recipe.describe_gap(plan)}</small>" if words.plan_title(plan) == words.BEST_PLAN else ""
+    is_best = words.plan_title(plan) == words.BEST_PLAN
+    gap = recipe.describe_gap(plan) if is_best else "proven" * recipe.has_proven_step(plan)
+    proof = f"<small>{gap}</small>" if gap else ""
     title, layout = (html.escape(text) for text in (words.plan_title(plan), recipe.layout_name(plan)))
     name = f"{layout if layout.startswith(title) else f'{title}<small>{layout}</small>'}{proof}"
     speed = measure_speed(plan, count_model_flops(home.graph), home.cluster)

@@ -65,7 +65,7 @@ ROW_WORDS = {
     "mixed": "Some weights are placed otherwise than most; “How every weight lies” on Plans lists each",
     "split": "Each GPU uses its slice of these weights, and partial results are exchanged",
     "trade-off": "Less memory for a longer step; no plan shown is better in both",
-    "proven": "No plan that these settings allow has a shorter predicted step",
+    "proven": "No plan of the row’s kind that these settings allow has a shorter predicted step",
     "bound": "No plan that these settings allow is predicted to be faster than this",
     "doubt": "What the prediction cannot tell apart, by published runs",
     "micro-batches": "Parts of the batch that go through the model one after the other; their gradients are summed",

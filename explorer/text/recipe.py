@@ -148,6 +148,11 @@ def describe_gap(plan: Plan) -> str:
     return f"its GPU work {above}" if plan.cost.host_wait_s else above
 
 
+def has_proven_step(plan: Plan) -> bool:
+    """Tell whether no plan of its own space that fits has a shorter step; a method that made something else least has no such proof."""
+    return plan.fits and plan.is_step_proven and not describe_aim(plan)
+
+
 def describe_extra_work(plan: Plan, name: str = "") -> str:
     """Say what a step does in addition to one plain pass: `4 micro-batches, full recomputation`; empty if nothing.
 

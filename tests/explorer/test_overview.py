@@ -137,6 +137,24 @@ def test_a_methods_row_says_of_which_space_it_is_the_least_and_how_far_from_it()
     )
 
 
+def test_every_row_of_a_proven_plan_says_so(result: Result) -> None:
+    """FSDP, Megatron-LM and two trade-offs were proven by the command line and by the page's CSV, and in words only the best plan was."""
+    plans = plan_ids(result.plans)
+    assert {p.is_step_proven for p in plans.values() if p.method == "exact"} == {True, False}
+    listed = shortlist(plans, result.choice, "")
+    for row in (*listed, *merge_equal(plans, "")):
+        assert ("proven" in row.what) == plans[row.name].is_step_proven, row
+    for method, start in (
+        ("fsdp", "recommended: stock tools run it; FSDP, proven"),
+        ("megatron-sp", "Megatron-LM, tensor parallel, proven"),
+    ):
+        assert any(plans[row.name].method == method and row.what.startswith(start) for row in listed), listed
+    unproven = {n: replace(p, optimal=False) for n, p in plans.items()}
+    assert not any(
+        "proven" in row.what for row in (*shortlist(unproven, result.choice, ""), *merge_equal(unproven, ""))
+    )
+
+
 def test_only_equal_plans_share_a_row(result: Result) -> None:
     """TAP's and TAPS's plans have one name and, rounded, the same figures: they are two. A plan under another method's name is one."""
     tap, taps = (planned(Request("llama-3-8b", method=m)).searched for m in ("tap", "taps"))

@@ -47,6 +47,13 @@ def test_the_row_of_the_difference_names_its_two_plans() -> None:
     assert re.match(r"<th scope='row' colspan='2'>(Best plan|Megatron-LM) against FSDP</th>", row), row
 
 
+def test_every_step_that_is_proven_says_so() -> None:
+    """Of four plans three were proven, and the best one's row alone said it."""
+    at = open_page("compare", compare="fsdp,megatron-lm,best,trade-off-2")
+    rows = tables(at).split("<table class='steps'")[1].split("<tbody>")[1].split("</tr>")[:4]
+    assert ["<small>proven</small>" in row for row in rows] == [True, True, True, False], rows
+
+
 def test_the_list_of_plans_does_not_offer_to_take_all() -> None:
     """“Select all” took the first four of eleven."""
     assert not open_page("compare").multiselect(key="w_compare").proto.select_all
