@@ -13,13 +13,15 @@ from streamlit.delta_generator import DeltaGenerator
 from explorer.address import settings
 from explorer.analysis import what_if
 from explorer.components import frame
+from explorer.components.overview import table
 from explorer.components.request_form.fields import control_label
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
 from explorer.session.pace import PacedProgress
-from explorer.text import recipe, words
-from planner_core.core import Plan, PlannerError
+from explorer.text import glossary, recipe, units, words
+from planner_core.core import Cluster, Plan, PlannerError
 from planner_core.planning import Progress, Request, Result
+from planner_core.planning.pricing import predict_reserved
 
 MAX_CACHED = 200
 """Answers kept for all sessions."""
@@ -91,7 +93,7 @@ def show_what_if(result: Result) -> None:
         note = st.empty()
         if early is not None:
             with place.container():
-                _show_answer(before, early, "whatif_early")
+                _show_answer(before, early, result.cluster, "whatif_early")
             note.caption(EARLY_NOTE)
         with st.spinner("Planning", show_time=True):
             plan = best_plan(request, _stop_when_moved(st.empty()))
@@ -102,7 +104,7 @@ def show_what_if(result: Result) -> None:
     st.session_state[LAST_ANSWER_KEY] = plan
     note.empty()
     with place.container():
-        _show_answer(before, plan, "whatif_answer")
+        _show_answer(before, plan, result.cluster, "whatif_answer")
     _show_buttons(changes, True)
 
 
@@ -186,9 +188,12 @@ def _show_choice(key: str, names: Mapping[Any, str], changes: dict[str, Any]) ->
     )
 
 
-def _show_answer(before: Plan, after: Plan, key: str) -> None:
+def _show_answer(before: Plan, after: Plan, cluster: Cluster, key: str) -> None:
+    """Draw the plan `after` against the one `before`. `cluster`: that of either, whose GPU no control changes."""
     with st.container(horizontal=True, key=key, gap="large"):
         show_metrics(before, after)
+        if after.fits:
+            _show_reserved(after, cluster)
         old, new = (
             " · ".join(filter(None, (recipe.layout_name(p), recipe.describe_extra_work(p)))) for p in (before, after)
         )
@@ -202,6 +207,17 @@ def _show_answer(before: Plan, after: Plan, key: str) -> None:
     if sentences:
         st.markdown(" ".join(sentences))
     show_moved_weights(before, after, key)
+
+
+def _show_reserved(plan: Plan, cluster: Cluster) -> None:
+    """Draw what the allocator reserves under a plan that fits, in the words of the Overview."""
+    capacity, is_short = cluster.gpu.memory_bytes, predict_reserved(plan, cluster).short
+    st.metric(
+        f"reserved of {units.memory(capacity)}",
+        table.reserved_range(plan, cluster) + " GiB" * (not is_short),
+        help=table.describe_reserved(True, capacity) if is_short else glossary.ROW_WORDS["reserved"],
+        width="content",
+    )
 
 
 def show_metrics(before: Plan, after: Plan) -> None:
