@@ -12,7 +12,7 @@ from explorer.components.plans import methods_panel
 from explorer.session import current_setup, state
 from explorer.text import glossary, words
 from planner_core.core import Plan
-from planner_core.planning import Result
+from planner_core.planning import Result, plan_ids
 from planner_core.planning.pricing import time_band
 
 
@@ -48,7 +48,7 @@ def choose_plans(plans: dict[str, Plan], result: Result) -> dict[str, Plan]:
 def page() -> None:
     """Draw the page."""
     result = frame.open_page("compare")
-    plans = current_setup.with_extra_plans(state.with_pinned(state.plan_ids(result.plans)), result)
+    plans = current_setup.with_extra_plans(state.with_pinned(plan_ids(result.plans)), result)
     plans = {**plans, **methods_panel.known_plans()}
     if len(plans) < 2:
         st.info("Only one plan suits these settings. Try another cluster, mesh or batch.")

@@ -13,7 +13,7 @@ from explorer.components.overview import launch, node, table
 from explorer.session import current_setup, less_memory, pipeline_plan, proof, state
 from explorer.text import units
 from planner_core.core import Note, NoteKind, Plan
-from planner_core.planning import Result, replicated_gpus
+from planner_core.planning import Result, plan_ids, replicated_gpus
 from planner_core.search.network import find_runs
 
 WIDTH, HEIGHT = 470, 660  # pixels of the graph
@@ -22,7 +22,7 @@ WIDTH, HEIGHT = 470, 660  # pixels of the graph
 def page() -> None:
     """Draw the page."""
     result = frame.open_page(state.FIRST, short=remedies.show_remedies_for_refusal)
-    plans = current_setup.with_extra_plans(state.plan_ids(result.plans), result)
+    plans = current_setup.with_extra_plans(plan_ids(result.plans), result)
     show_uneven_batch(result)
     screen(result, plans)
     if not result.recommended.fits:

@@ -11,13 +11,13 @@ from explorer.components.plans import candidates, choice, edit_panel, methods_pa
 from explorer.session import current_setup, state
 from explorer.text import recipe, spending, words
 from planner_core.core import Plan
-from planner_core.planning import Result
+from planner_core.planning import Result, plan_ids
 
 
 def page() -> None:
     """Draw the page."""
     result = frame.open_page("plans")
-    searched = state.plan_ids(result.plans)
+    searched = plan_ids(result.plans)
     plans = {
         **current_setup.with_extra_plans(state.with_pinned(searched), result),
         **methods_panel.known_plans(),

@@ -7,7 +7,6 @@ before the page runs again.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -30,7 +29,7 @@ from explorer.text.option_words import page_wording as page_wording
 from explorer.text.option_words import word_terms
 from explorer.text.words import escape, plan_title
 from planner_core.core import NoPlanFits, Plan, PlannerError
-from planner_core.planning import FIRST_PASSES, GraphSource, Progress, Request, Result, plan_model
+from planner_core.planning import FIRST_PASSES, GraphSource, Progress, Request, Result, plan_ids, plan_model
 from planner_core.planning.pricing import Budget
 
 CACHED_RESULTS = 24
@@ -419,18 +418,6 @@ def training_budget() -> Budget | None:
     """Return the tokens to train on and the price of a GPU hour, where the address states them."""
     tokens = value("tokens")
     return None if tokens is None else Budget(tokens, value("price"))
-
-
-def plan_ids(plans: tuple[Plan, ...]) -> dict[str, Plan]:
-    """Return every plan by an id for the address: its name, numbered where two share it."""
-    by_id: dict[str, Plan] = {}
-    for plan in plans:
-        plan_id = base = re.sub(r"[^a-z0-9]+", "-", plan.name.lower()).strip("-") or "plan"
-        k = 2
-        while plan_id in by_id:
-            plan_id, k = f"{base}-{k}", k + 1
-        by_id[plan_id] = plan
-    return by_id
 
 
 def known_plan_ids(request: Request) -> tuple[str, ...]:

@@ -292,7 +292,7 @@ def _run_plan(args: argparse.Namespace) -> int:
     result = plan_model(
         request, progress=_show_progress, show_first=None if args.json else partial(_show_first_plan, request)
     )
-    if args.pick not in (None, *(plan.name for plan in result.plans)):
+    if args.pick and _find_plan(result.plans, args.pick) is None:
         result = add_less_memory(result, _show_progress)
     result = name_flags_in_result(result)
     chosen = _pick_plan(result.plans, args.pick) if args.pick else result.recommended
@@ -339,9 +339,16 @@ def _write_trace(plan: Plan, graph: Graph, file: str) -> None:
     write_file(Path(file), json.dumps(trace_of(plan, graph)))
 
 
+def _find_plan(plans: Sequence[Plan], name: str) -> Plan | None:
+    """Return the plan with this name in the report, or in the addresses and rows of the page; None if there is none."""
+    from planner_core.planning import plan_ids
+
+    return next((p for p in plans if p.name == name), None) or plan_ids(plans).get(name)
+
+
 def _pick_plan(plans: Sequence[Plan], name: str) -> Plan:
     """Return the plan of a report with this name. Raises InputError."""
-    plan = next((p for p in plans if p.name == name), None)
+    plan = _find_plan(plans, name)
     if plan is None:
         raise InputError(
             f"--pick {name!r} is not a plan of the report; it has {', '.join(dict.fromkeys(p.name for p in plans))}"

@@ -23,6 +23,7 @@ Example: two plans are of the kind "FSDP, one node", with a sigma of 2.9 %. Thei
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -232,6 +233,18 @@ class Result:
     def unknown_ops(self) -> tuple[tuple[str, Op], ...]:
         """The operators without a rule, each with the name of its block."""
         return tuple((name, op) for name, block in self.planner.strategies.items() for op in block.unknown)
+
+
+def plan_ids(plans: Iterable[Plan]) -> dict[str, Plan]:
+    """Return every plan by its id in an address of the page: its name, numbered where two share it."""
+    by_id: dict[str, Plan] = {}
+    for plan in plans:
+        plan_id = base = re.sub(r"[^a-z0-9]+", "-", plan.name.lower()).strip("-") or "plan"
+        k = 2
+        while plan_id in by_id:
+            plan_id, k = f"{base}-{k}", k + 1
+        by_id[plan_id] = plan
+    return by_id
 
 
 def _choose_among_ties(result: Result) -> Choice:

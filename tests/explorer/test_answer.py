@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from explorer.address import settings
 from explorer.analysis import remedies, rows, step_parts
-from explorer.session.state import plan_ids
 from explorer.text import commands, recipe, tables
 from planner_core.core import Cluster, Plan, load_cluster
-from planner_core.planning import Request, Result
+from planner_core.planning import Request, Result, plan_ids
 from planner_core.planning.analysis import step_work
 from tests.support.plans import planned
 

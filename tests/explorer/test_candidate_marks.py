@@ -15,7 +15,7 @@ from explorer.analysis import candidate_marks as marks
 from explorer.figures import scatter
 from explorer.figures.palette import LIGHT
 from explorer.jobs.result_cache import ResultCache
-from explorer.session import state
+from planner_core.planning import plan_ids
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.search.candidates.scoring import Candidates
@@ -29,7 +29,7 @@ def result() -> Result:
 
 @pytest.fixture(scope="module")
 def plans(result: Result) -> dict[str, Any]:
-    return state.plan_ids(result.plans)
+    return plan_ids(result.plans)
 
 
 def made_up(n: int) -> Candidates:

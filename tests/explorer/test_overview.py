@@ -22,12 +22,11 @@ from explorer.graph.scene import build_scene
 from explorer.graph.stripes import node_stripes, split_of
 from explorer.jobs import upload
 from explorer.session import current_setup, state
-from explorer.session.state import plan_ids
 from explorer.text import commands, recipe, units
 from explorer.text.shortage import Shortage
 from explorer.text.words import title_in_sentence
 from planner_core.core import InputError, load_cluster
-from planner_core.planning import STAGES_PLAN_NAME, Request, Result, prepare_planner, replace_request
+from planner_core.planning import STAGES_PLAN_NAME, Request, Result, plan_ids, prepare_planner, replace_request
 from planner_core.planning.analysis.reporting import reserved_text
 from planner_core.planning.pricing import predict_reserved
 from tests.support.plans import planned

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from explorer.analysis import candidate_marks, step_parts
-from explorer.session.state import page_wording, plan_ids
+from explorer.session.state import page_wording
 from explorer.text import recipe, words
 from planner_core.core import (
     BlockLabel,
@@ -24,7 +24,7 @@ from planner_core.core import (
     time_amount,
 )
 from planner_core.models import ZOO
-from planner_core.planning import METHODS, Request, Result, prepare_planner
+from planner_core.planning import METHODS, Request, Result, plan_ids, prepare_planner
 from planner_core.planning.analysis import ablation_steps, exact_step
 from tests.support.plans import planned
 

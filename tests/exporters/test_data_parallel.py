@@ -257,6 +257,9 @@ def test_any_plan_of_the_report_can_be_written(tmp_path: Path, capsys: pytest.Ca
     options = ["gpt2-xl", "--cluster", "1x8-h100", "--layers", "2", "--mesh", "8"]
     assert main(["plan", *options, "--pick", "FSDP", "-o", str(tmp_path / "plan.json")]) == 0
     assert load_plan(tmp_path / "plan.json").name == "FSDP"
+    # The page's addresses and rows name the plans so.
+    assert main(["plan", *options, "--pick", "data-parallel", "-o", str(tmp_path / "plan.json")]) == 0
+    assert load_plan(tmp_path / "plan.json").name == "data parallel"
     capsys.readouterr()
     assert main(["plan", *options, "--pick", "nothing", "-o", str(tmp_path / "other.json")]) == 2
     assert "it has best, " in capsys.readouterr().err and not (tmp_path / "other.json").exists()

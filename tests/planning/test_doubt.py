@@ -9,11 +9,10 @@ import pytest
 
 import planner_core as shardscope
 from explorer.analysis.shortlist import shortlist
-from explorer.session.state import plan_ids
 from planner_core.core import InputError, placements_by_pattern
 from planner_core.core.cluster import load_cluster
 from planner_core.exporters.api import export_text
-from planner_core.planning import runs_on_stock_tools
+from planner_core.planning import plan_ids, runs_on_stock_tools
 from planner_core.planning.analysis.regret import SCENARIOS, plan_regrets, regret_text
 from planner_core.planning.analysis.reporting import plan_report, recomputation, text
 from planner_core.planning.methods import BASELINES, OF_MEGATRON, parse_layout

@@ -7,11 +7,10 @@ import pytest
 from explorer.analysis.shortlist import shortlist
 from explorer.analysis.step_parts import split_step
 from explorer.components.overview import table
-from explorer.session.state import plan_ids
 from explorer.text import recipe, words
 from planner_core.core import Plan
 from planner_core.cost import simulate_step
-from planner_core.planning import choose_mesh
+from planner_core.planning import choose_mesh, plan_ids
 from planner_core.planning.analysis.reporting import plan_report, text
 from planner_core.planning.fitting import simpler as rule
 from planner_core.planning.fitting import simpler as simpler_module
