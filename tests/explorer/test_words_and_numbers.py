@@ -155,7 +155,8 @@ def test_memory_is_told_in_one_unit(result: Result) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "in_python", "on_the_page"), [(0.20493, "204.9 ms", "205 ms"), (38.387, "38.39 s", "38.4 s")]
+    ("seconds", "in_python", "on_the_page"),
+    [(0.20493, "204.9 ms", "205 ms"), (6.68512, "6.685 s", "6.69 s"), (38.387, "38.39 s", "38.4 s")],
 )
 def test_times_of_a_note_have_three_digits_on_the_page(seconds: float, in_python: str, on_the_page: str) -> None:
     note = Sentence("the GPU waits ", time_amount(seconds))

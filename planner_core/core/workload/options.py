@@ -352,8 +352,8 @@ def memory_amount(num_bytes: float, text: str) -> Term:
 
 
 def time_amount(seconds: float) -> Term:
-    """Return a time for a sentence: in Python milliseconds, or seconds from ten on; the page writes it as it writes all times."""
-    text = f"{seconds:.4g} s" if seconds >= 10 else f"{1e3 * seconds:.4g} ms"
+    """Return a time for a sentence: in Python milliseconds, or seconds from one on, as in the table; the page writes it as all times."""
+    text = f"{seconds:.4g} s" if seconds >= 1 else f"{1e3 * seconds:.4g} ms"
     return Term("seconds", "", seconds, text)
 
 
