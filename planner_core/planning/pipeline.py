@@ -54,7 +54,7 @@ from planner_core.planning.fitting.shortage import (
 )
 from planner_core.planning.fitting.simpler import leads_by_simplicity, prefer_simpler
 from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
-from planner_core.planning.methods import BASELINES, note_schedule, parse_layout
+from planner_core.planning.methods import BASELINES, METHODS, OWN_WORKLOAD, Method, note_schedule, parse_layout
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import THOROUGH, Progress, Request, note_default_sizes, rare_collections
 from planner_core.planning.result import Result
@@ -385,7 +385,18 @@ def plan_model(
         reasons=draft.reasons,
         planners=draft.planners,
     )
-    return _append_staged(result, ((one.plan, one.planner) for one in draft.staged))
+    return _append_staged(
+        _describe_method(result, METHODS[request.method]), ((one.plan, one.planner) for one in draft.staged)
+    )
+
+
+def _describe_method(result: Result, method: Method) -> Result:
+    """Return the result of a paper's method with notes on what its plan is, and why its row of a comparison may be another plan."""
+    if not method.objective:
+        return result
+    best, *others = result.plans
+    best = replace(best, notes=(method.admits, *best.notes))
+    return replace(result, plans=(best, *others), notes=(*result.notes, OWN_WORKLOAD))
 
 
 def _choose_stages_alone(request: Request, error: NoPlanFits, graph: GraphSource, say: Progress) -> Draft:

@@ -35,7 +35,7 @@ from planner_core.planning.analysis.legend import (
 )
 from planner_core.planning.fitting.front import FrontPoint, describe_measures
 from planner_core.planning.fitting.host_waits import describe_gap_with_waits
-from planner_core.planning.methods import EXACT, METHODS, OWN_WORKLOAD, describe_tool_space
+from planner_core.planning.methods import EXACT, METHODS, describe_tool_space
 from planner_core.planning.planner import usable_bytes
 from planner_core.planning.pricing import (
     BUBBLE,
@@ -286,10 +286,9 @@ def describe_proof_scope(request: Request) -> str:
 
 def proof_text(request: Request) -> str:
     """Return what the column of proofs covers."""
-    scope, method = describe_proof_scope(request), METHODS[request.method]
-    if aim := method.describe_aim(request.objective):
-        separately = f"; {OWN_WORKLOAD}" if method.objective else ""
-        return f"proven, of best: the {aim} within {scope}, which says nothing of its step; other rows among their own{separately}"
+    scope = describe_proof_scope(request)
+    if aim := METHODS[request.method].describe_aim(request.objective):
+        return f"proven, of best: the {aim} within {scope}, which says nothing of its step; other rows among their own"
     own = "a trade-off among those that hold no more at the end of forward and recompute alike, baselines and methods among their own"
     return f"proven: none is better among {scope}; {own}, unless their plan is that of a row above"
 

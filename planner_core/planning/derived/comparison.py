@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner_core.core import Graph, NoPlanFits, Note, NoteKind, Plan, Sentence
+from planner_core.core import Graph, NoPlanFits, Note, Plan, Sentence
 from planner_core.planning.fitting.baselines import describe_restriction_cost
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.simpler import without_simpler
-from planner_core.planning.methods import EXACT, METHODS, Method, tool_spaces
+from planner_core.planning.methods import EXACT, METHODS, OWN_WORKLOAD, Method, tool_spaces
 from planner_core.planning.methods.registry import note_compared_workload
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.planner import candidate_meshes, prepare_planner, replace_request
@@ -30,7 +30,8 @@ def compare_methods(request: Request, progress: Progress | None = None, graph: G
     # A tool bounds the exact search only: the others may choose any plan of theirs.
     planner = prepare_planner(replace(result.request, tool=None), result.graph)
     plans: dict[tuple[str, str], Plan] = {}
-    notes = [*result.notes, note_compared_workload(planner.workload)]
+    # What was planned by a method of a paper has this note already.
+    notes = [*(n for n in result.notes if n != OWN_WORKLOAD), note_compared_workload(planner.workload), OWN_WORKLOAD]
     asked = None if tool_spaces(request.tool, result.cluster) else (request.method, planner.objective())
     for method in METHODS.values():
         for objective in (method.objective,) if method.objective else OBJECTIVES:
@@ -57,5 +58,6 @@ def _as_comparison(method: Method, plan: Plan, exact: Mapping[str, Plan]) -> Pla
     """Return a method's plan for the comparison: it has the method's name, and a note about what its restrictions cost."""
     if method.objective is None:
         return replace(plan, name=f"least {plan.objective}")
-    admits = Note(f"{method.title}: {method.words}", NoteKind.METHOD)
-    return replace(plan, name=method.title, notes=(admits, Note(describe_restriction_cost(plan, exact)), *plan.notes))
+    return replace(
+        plan, name=method.title, notes=(method.admits, Note(describe_restriction_cost(plan, exact)), *plan.notes)
+    )

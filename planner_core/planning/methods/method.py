@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner_core.core import ZERO, DeviceMesh, Graph
+from planner_core.core import ZERO, DeviceMesh, Graph, Note, NoteKind
 from planner_core.search.network import Restriction
 
 Restrict = Callable[[Graph, DeviceMesh], Restriction | None]
@@ -63,6 +63,11 @@ class Method:
     def shown_plan(self) -> str:
         """The name of its plan in the explorer."""
         return self.plan_title or self.title[:1].upper() + self.title[1:]
+
+    @property
+    def admits(self) -> Note:
+        """A note on its plan in reports: what the method does."""
+        return Note(f"{self.title}: {self.words}", NoteKind.METHOD)
 
     def highest_stage(self, zero: int | None) -> int:
         """Return the highest ZeRO stage of its space, where the request asks for the stage `zero` (None: the search chooses it)."""

@@ -152,7 +152,7 @@ def describe_least(method: str, objective: str) -> str:
     return f"{aim} that {how.title} admits {alike}" if how.objective else f"{aim} {alike}"
 
 
-OWN_WORKLOAD = (
+OWN_WORKLOAD = Note(
     "a method's plan depends on where it is asked for: alone, its micro-batches and recomputation are searched too; compare takes those "
     "of the chosen plan, and the explorer one micro-batch and no recomputation, each unless they are stated"
 )
@@ -165,5 +165,5 @@ def note_compared_workload(workload: Workload) -> Note:
     recomputed = "no recomputation" if workload.recompute == "none" else f"recomputation {workload.recompute}"
     return Note(
         f"{', '.join(m.title for m in METHODS.values() if m.objective)} and the least communication are searched with {many} a step and "
-        f"{recomputed}, as the chosen plan has them; baselines have numbers and recomputation of their own; {OWN_WORKLOAD}"
+        f"{recomputed}, as the chosen plan has them; baselines have numbers and recomputation of their own"
     )
