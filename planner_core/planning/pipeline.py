@@ -35,6 +35,7 @@ from planner_core.planning.fitting.for_tool import choose_for_tool
 from planner_core.planning.fitting.front import is_trade_off, leave_out_beaten, name_trade_offs, plan_trade_offs
 from planner_core.planning.fitting.host_waits import (
     choose_shortest_step,
+    name_in_notes,
     note_gap_with_waits,
     note_host_wait,
     say_why_shorter,
@@ -245,7 +246,7 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
     """Say what a reader has to know beside the numbers; samples that cannot be dealt out evenly come first."""
     planner, chosen = draft.planner, draft.chosen
     uneven = find_uneven_batch(planner)
-    chosen_notes = note_repeated_work(chosen) if chosen.fits else chosen.notes
+    chosen_notes = note_repeated_work(chosen, f"in {name_in_notes(chosen)} ") if chosen.fits else chosen.notes
     layout = planner.request.layout
     sentences = (
         *(note_host_wait(chosen) if chosen.fits else ()),

@@ -37,6 +37,13 @@ def test_gpus_that_share_the_tokens_of_each_sample_do_not_repeat_work() -> None:
     assert str(found.notes[0]) == "17 samples do not divide over 16 GPUs; 16 or 32 do"
 
 
+def test_repeated_work_is_said_of_the_plan_of_one_stage() -> None:
+    """It was said without a name above a plan with stages that was recommended and used all 16 GPUs."""
+    found = plan_model(Request("gpt2-xl", layers=2, cluster="2x8-h100", batch=8), passes={"notes": add_notes})
+    (note,) = (str(note) for note in found.notes if note.kind is NoteKind.REPEATED_WORK)
+    assert note.startswith("in the best plan of one pipeline stage groups of 2 GPUs do the same work, since 8 samples ")
+
+
 @pytest.mark.parametrize("layout", ["dp=16", "dp=2,fsdp=8", "dp=2,tp=8"])
 def test_a_layout_that_deals_samples_out_unevenly_is_refused(layout: str) -> None:
     with pytest.raises(InputError, match="17 samples cannot be dealt to"):

@@ -195,22 +195,25 @@ def _plan_meshes(planner: Planner, meshes: Iterable[DeviceMesh], say: Progress, 
     return keep_micro_batch_size(planner.request, plans)
 
 
+def name_in_notes(plan: Plan) -> str:
+    """Return how a note of the whole answer names its chosen plan: one with stages may stand beside it, of which the note does not hold."""
+    return "the best plan of one pipeline stage" if plan.pipeline is None else plan.name
+
+
 def note_host_wait(plan: Plan) -> tuple[str, ...]:
     """Return a sentence about the wait for the host in the step of a chosen plan: the search does not minimise it, so it is bounded here.
 
-    It names the plan, since one with stages may be recommended behind it, of which none of this holds."""
-    waits, bound = plan.cost.host_wait_s, plan.bound
+    It names the plan, since one with stages may be recommended behind it."""
+    waits, bound = plan.cost.host_wait_s, plan.bound if plan.pipeline is None else None
     if not waits or plan.objective != "time":
         return ()
-    of_one_stage = plan.pipeline is None
-    whose = "the best plan of one pipeline stage" if of_one_stage else plan.name
-    least = Sentence(", and no such plan's step is shorter than ", time_amount(bound)) if bound and of_one_stage else ""
+    least = Sentence(", and no such plan's step is shorter than ", time_amount(bound)) if bound else ""
     # A compiled block counts as a fixed number of calls (docs/COST_MODEL.md), so one of few operators may wait longer: ViT-Large does.
     remedy = ("wait less",) if plan.workload["compiled"] else ("wait less, and ", named("compiled"), " may")
     note = Sentence(
         "in ",
         time_amount(waits),
-        f" of the step of {whose} the GPU waits for its host, which issues kernels more slowly than they run; the search ",
+        f" of the step of {name_in_notes(plan)} the GPU waits for its host, which issues kernels more slowly than they run; the search ",
         "minimises the GPU's own part, ",
         time_amount(plan.cost.gpu_time_s),
         least,

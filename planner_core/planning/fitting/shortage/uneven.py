@@ -59,14 +59,15 @@ def note_small_batch(batch: int, num_gpus: int, accumulate: int) -> tuple[Note, 
     return (Note(Sentence(few, named("batch", num_gpus * accumulate), " would give each one")),)
 
 
-def note_repeated_work(plan: Plan) -> tuple[Note, ...]:
-    """Return a message if GPUs of a plan do the same work, since the samples of a step cannot be dealt out to them."""
+def note_repeated_work(plan: Plan, where: str = "") -> tuple[Note, ...]:
+    """Return a message if GPUs of a plan do the same work, since the samples of a step cannot be dealt out to them. `where`: "in ... ",
+    which plan that is, for a reader to whom the note is not shown as the plan's own."""
     mesh, batch, alone = plan.mesh, int(plan.workload["batch"]), replicated_gpus(plan)
     if alone == 1 or batch % mesh.num_devices == 0:
         return ()
     more = -(-batch // mesh.num_devices) * mesh.num_devices
     sentence = Sentence(
-        f"groups of {alone:,} GPUs do the same work, since {batch:,} samples cannot be dealt out to them: ",
+        f"{where}groups of {alone:,} GPUs do the same work, since {batch:,} samples cannot be dealt out to them: ",
         named("batch", more),
         f" would use all {mesh.num_devices:,} GPUs",
     )
