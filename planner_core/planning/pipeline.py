@@ -211,7 +211,10 @@ def take_better_baseline(draft: Draft) -> tuple[Draft, str]:
 def lead_with_simpler(draft: Draft) -> tuple[Draft, str]:
     """Let a plan on one axis lead that ties with the fastest."""
     leading = tuple(prefer_simpler(draft.planner, draft.chosen, draft.others, draft.say))
-    return replace(draft, leading=leading), "the fastest leads" if len(leading) == 1 else "a tie on one axis"
+    none = "no plan on one mesh axis leads in place of the search's, of one stage"
+    return replace(draft, leading=leading), none if len(
+        leading
+    ) == 1 else "a plan on one mesh axis ties with the search's"
 
 
 def add_trade_offs(draft: Draft) -> tuple[Draft, str]:

@@ -59,6 +59,13 @@ def test_the_fastest_stays_the_optimum_of_all_meshes(result: Result, planner: Pl
     assert without_simpler(result.plans) == (every, *result.plans[2:]) and result.searched == every
 
 
+def test_the_reason_speaks_of_mesh_axes_alone(result: Result) -> None:
+    """It said "the fastest leads" where the fastest plan ties with FSDP, which is recommended."""
+    assert result.reasons["simpler"] == "a plan on one mesh axis ties with the search's"
+    other = planned(Request("gpt2-xl", layers=2, cluster="1x8-h100"))
+    assert other.reasons["simpler"] == "no plan on one mesh axis leads in place of the search's, of one stage"
+
+
 def test_the_report_says_that_it_is_a_tie(result: Result) -> None:
     found = result.choice
     assert found.fastest == FASTEST and found.recommended == result.best.name
