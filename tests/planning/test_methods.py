@@ -305,11 +305,18 @@ def test_a_baseline_that_the_search_missed_is_taken() -> None:
     best, usual = result.best, next(p for p in result.plans if p.name == "Megatron-LM")
     assert better_of_baselines(best, [usual]) is best
     missed = replace(
-        best, optimal=False, notes=(Note("gap"),), cost=replace(best.cost, step_time_s=2 * usual.cost.step_time_s)
+        best,
+        optimal=False,
+        notes=(Note("laid out as dp=8"), Note("gap", NoteKind.GAP)),
+        cost=replace(best.cost, step_time_s=2 * usual.cost.step_time_s),
     )
     taken = better_of_baselines(missed, [usual])
     assert (taken.blocks, taken.cost) == (usual.blocks, usual.cost)
     assert (taken.name, taken.method, taken.optimal, taken.notes[1:]) == (best.name, best.method, False, (Note("gap"),))
+    # "laid out as" stood twice, for the plan that was replaced too
+    assert str(taken.notes[0]).startswith("laid out as Megatron-LM, whose step is shorter ") and "waits" in str(
+        taken.notes[0]
+    )
     assert better_of_baselines(missed, [replace(usual, fits=False)]) is missed
     assert zero_stage(usual) == 1 and better_of_baselines(missed, [usual], (0, 3)) is missed
     assert better_of_baselines(replace(missed, method="tap"), [usual]).method == "tap"

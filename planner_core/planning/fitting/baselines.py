@@ -434,10 +434,14 @@ def better_of_baselines(chosen: Plan, others: Iterable[Plan], zero_stages: Seque
         why = "which fits, while no plan of the search does"
     elif chosen.optimal:
         why = "whose GPU waits less for its host than that of the plan with the least work"
+    elif timed:
+        why = "whose step is shorter than that of what the search found, which minimises the GPU's part, without waits for the host"
     else:
         why = "which is better than what the search found"
     # A plan that does not fit is bounded in memory, not in time, and the bound of one pipeline stage says nothing of several.
-    bound, notes = chosen.bound if chosen.fits else None, chosen.notes
+    bound = chosen.bound if chosen.fits else None
+    # How the chosen plan was laid out, and what fills its memory, is not said of the plan in its place.
+    notes = tuple(note for note in chosen.notes if note.kind in (NoteKind.SCOPE, NoteKind.GAP))
     if better.pipeline is not None:
         notes = (_note_open_gap(bound if timed else None), *(n for n in notes if n.kind is not NoteKind.GAP))
         bound = None
