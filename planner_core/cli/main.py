@@ -38,7 +38,7 @@ from planner_core.core import (
     save_plan,
     write_file,
 )
-from planner_core.planning import METHODS, Request, Result, rare_collections
+from planner_core.planning import METHODS, TRADE_OFF, Request, Result, rare_collections
 from planner_core.planning.methods import EXAMPLE, FREE, TOOLS
 
 PLAN_OPTIONS = (
@@ -350,9 +350,10 @@ def _pick_plan(plans: Sequence[Plan], name: str) -> Plan:
     """Return the plan of a report with this name. Raises InputError."""
     plan = _find_plan(plans, name)
     if plan is None:
-        raise InputError(
-            f"--pick {name!r} is not a plan of the report; it has {', '.join(dict.fromkeys(p.name for p in plans))}"
-        )
+        # A number below those of the trade-offs that are there
+        beaten = ", and what stages beat is left out" if name.startswith(TRADE_OFF) and plans[-1].pipeline else ""
+        names = ", ".join(dict.fromkeys(p.name for p in plans))
+        raise InputError(f"--pick {name!r} is not a plan of the report; it has {names}{beaten}")
     return plan
 
 

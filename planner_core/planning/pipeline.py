@@ -32,7 +32,13 @@ from planner_core.planning.fitting.baselines import (
     plan_stated_layout,
 )
 from planner_core.planning.fitting.for_tool import choose_for_tool
-from planner_core.planning.fitting.front import is_trade_off, leave_out_beaten, name_trade_offs, plan_trade_offs
+from planner_core.planning.fitting.front import (
+    is_trade_off,
+    leave_out_beaten,
+    name_trade_offs,
+    note_beaten_corners,
+    plan_trade_offs,
+)
 from planner_core.planning.fitting.host_waits import (
     choose_shortest_step,
     name_in_notes,
@@ -424,9 +430,11 @@ def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Re
         result = replace(result, notes=tuple(note for note in result.notes if note not in unfit_notes))
         plans = [limit_gap_to_one_stage(plan) for plan in plans]
     if STAGES in result.reasons:
-        # The corners that are left keep their numbers: somebody may look at one already.
+        # The corners that are left keep their numbers: somebody may look at one already, and the page's command picks it by its name.
         corners = [plan for plan in plans if is_trade_off(plan)]
         unbeaten = leave_out_beaten(corners, [plan for plan, _ in added])
+        gone = [plan.name for plan in corners if plan not in unbeaten]
+        result = replace(result, notes=(*result.notes, *note_beaten_corners(gone)))
         plans = [plan for plan in plans if plan not in corners or plan in unbeaten]
     result = replace(result, plans=tuple(plans))
     for plan, planner in added:

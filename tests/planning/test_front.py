@@ -12,8 +12,8 @@ import pytest
 
 import planner_core as shardscope
 from explorer.text import glossary
-from planner_core.cli.main import main
-from planner_core.core import DeviceMesh, NoPlanFits
+from planner_core.cli.main import _pick_plan, main
+from planner_core.core import DeviceMesh, InputError, NoPlanFits, Pipeline
 from planner_core.planning import (
     FIRST_PASSES,
     Request,
@@ -148,10 +148,16 @@ def test_corners_that_stages_beat_go_and_the_others_keep_their_numbers() -> None
         *others,
     ]
     searched = replace(found, reasons={**found.reasons, pipeline.STAGES: "stages are quicker"})
-    shown = pipeline._append_staged(searched, [(better, found.planner)]).plans
+    shown = pipeline._append_staged(searched, [(better, found.planner)])
     beaten = [p for p in (first, *others) if dominates(better, p)]
     assert first in beaten and others
-    assert [p.name for p in shown if is_trade_off(p)] == [p.name for p in others if p not in beaten]
+    assert [p.name for p in shown.plans if is_trade_off(p)] == [p.name for p in others if p not in beaten]
+    # Nothing said why the first number was 3.
+    (note,) = (str(note) for note in shown.notes if "left out" in str(note))
+    assert note.startswith(f"{', '.join(p.name for p in beaten)} ")
+    staged = replace(better, pipeline=Pipeline(2, "1f1b", (1, 1)))
+    with pytest.raises(InputError, match="and what stages beat is left out"):
+        _pick_plan((*others, staged), first.name)
 
 
 def test_every_trade_off_fits() -> None:

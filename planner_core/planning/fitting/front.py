@@ -122,6 +122,16 @@ def leave_out_beaten(plans: Iterable[Plan], shown: Sequence[Plan]) -> list[Plan]
     return [p for p in plans if not any(other.fits and dominates(other, p) for other in shown)]
 
 
+def note_beaten_corners(names: Sequence[str]) -> tuple[Note, ...]:
+    """Return a note that trade-offs are left out which a plan with stages beats, since the numbers of the others do not begin at 1."""
+    if not names:
+        return ()
+    are = "is" if len(names) == 1 else "are"
+    return (
+        Note(f"{', '.join(names)} {are} left out: a plan with pipeline stages is no slower and takes no more memory"),
+    )
+
+
 def dominates(plan: Plan, other: Plan) -> bool:
     """Return whether a plan is better than another in step time or peak memory, and in neither worse."""
     one, two = ((p.cost.step_time_s, p.cost.memory_bytes["peak"]) for p in (plan, other))
