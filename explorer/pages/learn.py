@@ -78,8 +78,7 @@ def answer_by_option(lesson: Lesson, question: Question, widget: str) -> None:
 
 def answer_by_number(lesson: Lesson, question: Question, widget: str) -> None:
     """Callback: a number was typed."""
-    text = st.session_state[widget].strip()
-    option, reply = answers.judge_answer(question, text) if text else (None, "")
+    option, reply = answers.judge_answer(question, st.session_state[widget].strip())
     take_answer(lesson, question, option, "" if option is not None else reply)
 
 

@@ -169,6 +169,9 @@ def test_a_number_is_typed_and_its_mistake_answered() -> None:
     half = question.values.index(question.values[question.answer] / 2)
     give(at, question, half)
     assert "reduce-scatter alone" in question.why[half] and question.why[half] in at.error[0].value
+    at.text_input[-1].set_value(" ")
+    submit(at)
+    assert at.warning[0].value == "Type a number first." and not at.error
     at.text_input[-1].set_value("many")
     submit(at)
     assert "not a number" in at.warning[0].value and not at.error

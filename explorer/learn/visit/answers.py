@@ -16,7 +16,7 @@ SCALES = (
 )
 """Units that turn into each other, by what one of them is worth."""
 
-NUMBER = r"[-−]?\d(?:[\d.,\s]*\d)?"
+NUMBER = r"[-−]?\d(?:[\d.,\s]*\d)?(?:[eE][-+]?\d{1,2})?"
 TYPED = re.compile(rf"[≈~]?\s*({NUMBER})(?:\s*/\s*({NUMBER}))?\s*([^\d.,/]*)", re.ASCII)
 PLAIN = re.compile(r"\d+(?:[.,]\d+)?", re.ASCII)
 GROUPS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?", re.ASCII)
@@ -26,6 +26,8 @@ GROUPS_BY_POINT = re.compile(r"\d{1,3}(?:\.\d{3})+,\d+", re.ASCII)
 def judge_answer(question: Question, text: str) -> tuple[int | None, str]:
     """Return the option that was typed, and why it is right or wrong; None and a hint where no option expects it."""
     readings = read_numbers(text, question.unit)
+    if not text:
+        return None, "Type a number first."
     if not readings:
         unit = f" of {question.unit}" if question.unit else ""
         return None, f"“{text[:20]}” is not a number{unit}; type one such as 12, 1.5 or 5/4."
@@ -49,7 +51,7 @@ def _hint(value: float, right: float) -> str:
 
 
 def read_numbers(text: str, unit: str = "") -> tuple[float, ...]:
-    """Return the numbers that a text may mean, in `unit`: `1 234,5`, `1,234.5`, `5/4`, `101 MB`.
+    """Return the numbers that a text may mean, in `unit`: `1 234,5`, `1,234.5`, `5/4`, `1e3`, `101 MB`.
 
     The comma of `1,900` may divide thousands or fractions, so both readings are given, thousands first. Empty where the text is not a
     number, or is one of another unit.
@@ -64,7 +66,8 @@ def read_numbers(text: str, unit: str = "") -> tuple[float, ...]:
 
 def _readings(text: str) -> tuple[float, ...]:
     sign = -1.0 if text[0] in "-−" else 1.0
-    digits = "".join(text.lstrip("-−").split())
+    digits, _, power = "".join(text.lstrip("-−").split()).lower().partition("e")
+    scale = sign * 10.0 ** int(power or 0)
     values = []
     if GROUPS.fullmatch(digits) and digits[0] != "0":
         values.append(float(digits.replace(",", "")))
@@ -72,7 +75,7 @@ def _readings(text: str) -> tuple[float, ...]:
         values.append(float(digits.replace(".", "").replace(",", ".")))
     if PLAIN.fullmatch(digits):
         values.append(float(digits.replace(",", ".")))
-    return tuple(sign * x for x in values)
+    return tuple(scale * x for x in values)
 
 
 def _unit_scale(typed: str, unit: str) -> float | None:
