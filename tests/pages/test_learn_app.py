@@ -161,6 +161,12 @@ def test_a_control_comes_with_the_step_that_it_changes() -> None:
     assert shown == [[], ["order", "m"], ["order", "m", "stages", "speed"]]
 
 
+def test_a_step_to_draw_says_that_next_is_open() -> None:
+    at = opened(lesson="1", step="6")
+    assert "Draw it" in step(at) and not at.button(key="w_next").disabled
+    assert "Before you go on" not in words(at) and "before you go on" not in words(at) and "does not wait" in words(at)
+
+
 @pytest.mark.sample
 def test_a_number_is_typed_and_its_mistake_answered() -> None:
     at = opened(lesson="4")
