@@ -153,6 +153,7 @@ def price_file(
     pricer = Pricer(str(plan.model["name"]), cluster, load=load, has_inputs=has_inputs)
     setup = _read_written(plan, text)
     stated, _ = pricer.state_run(setup.layout, {**setup.options, **options})
+    stated = pricer.deal_stages(setup, stated)
     check_statement(stated, cluster)
     stated_plan = pricer.plan(stated, "by degrees")
     return (stated_plan, _compare_costs(plan, stated_plan, pricer.planner(stated))) if stated_plan else None

@@ -1,16 +1,25 @@
 """Pipeline stages in the files of Megatron-LM and torchtitan: their own parsers take them, and their readers give the layout back."""
 
 from __future__ import annotations
+import __future__
 
+import ast
 import json
+import math
+from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from planner_core.core import InputError, Plan, load_cluster
+from planner_core.cost import even_copies
 from planner_core.exporters.api import export_text
 from planner_core.exporters.configs.megatron import stage_layout
+from planner_core.exporters.nearest import price_file
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement, read_text
 from planner_core.planning.pricing.configs.tools import megatron
@@ -117,7 +126,109 @@ def test_torchtitan_is_told_of_stages() -> None:
     assert (read.pipeline_parallel_degree, read.pipeline_parallel_schedule) == (2, "Interleaved1F1B")
     assert (read.pipeline_parallel_layers_per_stage, read.pipeline_parallel_microbatch_size) == (2, 1)
     uneven = export_text(of_layout("dp=4,tp=2,sp,pp=2,zero=1", 7), "torchtitan")
-    assert any("stages have 4-3 layers in the plan" in r for r in uneven.remarks)
+    assert not any("layers in the plan" in r for r in uneven.remarks), "torchtitan deals out 4 and 3 too"
+
+
+@cache
+def titan_functions() -> dict[str, Any]:
+    """Return torchtitan's functions that deal layers to stages. Their module imports packages that need a GPU, so they run alone."""
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    file = Path(pytest.importorskip("torchtitan").__path__[0]) / "distributed" / "pipeline_parallel.py"
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    names = ("_get_pipeline_metadata", "_generate_llm_fqn_per_model_part")
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
+    assert len(tree.body) == len(names)
+    functions: dict[str, Any] = {"math": math, **vars(schedules)}
+    flags = __future__.annotations.compiler_flag
+    exec(compile(tree, str(file), "exec", flags=flags), functions)
+    return functions
+
+
+def dealt_by_torchtitan(text: str, layers: int) -> tuple[int, ...]:
+    """Return the layers of each stage that torchtitan's own functions make of written options. They raise ValueError for wrong ones."""
+    functions = titan_functions()
+    configs, tyro = pytest.importorskip("torchtitan.config.configs"), pytest.importorskip("tyro")
+    lines = [x.replace("--parallelism.", "--") for x in text.splitlines() if x.startswith("--parallelism.")]
+    read = tyro.cli(configs.ParallelismConfig, args=" ".join(lines).split())
+    ranks = SimpleNamespace(pp=read.pipeline_parallel_degree)
+    sizes = functions["_get_pipeline_metadata"](ranks, read, SimpleNamespace(layers=range(layers)))
+    stages = functions["_generate_llm_fqn_per_model_part"](*sizes)
+    return tuple(sum(name.startswith("layers.") for name in stage) for stage in stages)
+
+
+@pytest.mark.parametrize(
+    ("layout", "layers", "same"),
+    [
+        ("dp=4,tp=2,sp,pp=2,vp=2,zero=1", 8, True),
+        ("tp=2,sp,pp=8,vp=3", 80, False),
+        ("tp=2,sp,pp=8", 9, True),
+        ("tp=2,sp,pp=8", 10, True),
+        ("dp=2,tp=2,pp=4,zero=1,copies=1-3-3-2", 9, True),
+        ("dp=2,tp=2,pp=4,zero=1,copies=1-2-4-2", 9, False),
+        ("dp=2,tp=2,pp=4,zero=1,copies=9-11-11-9", 40, True),
+        ("dp=2,tp=2,pp=4,vp=2,zero=1,schedule=zbv", 20, True),
+        ("dp=4,tp=2,sp,pp=2,vp=3,zero=1", 16, True),
+    ],
+)
+def test_torchtitan_makes_the_stages_of_the_plan(layout: str, layers: int, same: bool) -> None:
+    """Its options gave as many layers a stage as the fullest one of the plan has, of which torchtitan made 20 stages for 24, and refused
+    them; the price was of 16."""
+    plan = of_layout(layout, layers)
+    assert plan.pipeline is not None
+    made = export_text(plan, "torchtitan")
+    dealt = dealt_by_torchtitan(made.text, layers)
+    assert (dealt == plan.pipeline.copies) is same
+    assert any("layers in the plan, and" in r for r in made.remarks) is not same
+    priced = price_file(plan, made.text)
+    assert priced is not None and priced[0].pipeline is not None
+    assert priced[0].pipeline.copies == dealt, "the price is of the file's stages"
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B", "ZBVZeroBubble"])
+def test_stages_are_read_as_torchtitan_deals_them(schedule: str) -> None:
+    """Layers of a stage were read by nobody, so each number of them had one price."""
+    number = 0
+    for layers, each, first, last in product((8, 13, 32), (None, 1, 2, 3, 4, 8), (0, 1, 2), (0, 1, 2)):
+        options = {"degree": 4, "schedule": schedule, "first_stage_less_layers": first, "last_stage_less_layers": last}
+        options |= {"layers_per_stage": each} if each else {}
+        lines = [f"--parallelism.pipeline_parallel_{name} {value}" for name, value in options.items()]
+        setup = read_text("\n".join([*lines, "--training.local_batch_size 8"]), "the file", 16, Path())
+        assert setup.stages is not None
+        try:
+            dealt = dealt_by_torchtitan("\n".join(lines), layers)
+        except ValueError:
+            dealt = ()
+        # torchtitan's schedule of two stages a rank refuses more of them later, and no price has a stage without layers.
+        if not all(dealt) or not dealt or (schedule == "ZBVZeroBubble" and len(dealt) > 8):
+            with pytest.raises(InputError, match=r"^the file: "):
+                setup.stages.deal(setup.layout, layers, "the file")
+            continue
+        made = setup.stages.deal(setup.layout, layers, "the file")
+        assert (made.copies or even_copies(layers, made.pp * made.vp)) == dealt
+        number += 1
+    assert number > 10
+
+
+def test_layers_of_a_stage_change_the_price() -> None:
+    plan = of_layout("dp=4,tp=2,sp,pp=2,vp=2,zero=1", 16)
+    text = export_text(plan, "torchtitan").text
+    files = [text.replace("layers_per_stage 4", f"layers_per_stage {n}") for n in (4, 2, 1)]
+    priced = [price_file(plan, file) for file in files]
+    assert [len(p[0].pipeline.copies) for p in priced if p and p[0].pipeline] == [4, 8, 16]
+    assert len({p[1].step_time_s for p in priced if p}) == 3
+    with pytest.raises(InputError, match=r"layers_per_stage 8 makes 2 stages of 16 layers"):
+        price_file(plan, text.replace("layers_per_stage 4", "layers_per_stage 8"))
+    with pytest.raises(InputError, match=r"layers_per_stage 6 makes 3 stages"):
+        price_file(plan, text.replace("layers_per_stage 4", "layers_per_stage 6"))
+
+
+def test_modules_of_stages_are_counted() -> None:
+    parts = [["tok_embeddings", "layers.0"], ["layers.1", "layers.2", "layers.3"], ["layers.4"], ["norm", "layers.5"]]
+    toml = f"[parallelism]\npipeline_parallel_degree = 4\nmodule_fqns_per_model_part = {parts}\n[training]\nlocal_batch_size = 8\n"
+    setup = read_text(toml, "a.toml", 16, Path("a.toml"))
+    assert setup.stages is not None and setup.stages.deal(setup.layout, 6, "a.toml").copies == (1, 3, 1, 1)
+    with pytest.raises(InputError, match="lists 3 stages, but must list a multiple of 4"):
+        replace(setup.stages, parts=(1, 3, 2)).deal(setup.layout, 6, "a.toml")
 
 
 def test_torchtitan_is_given_zero_bubbles_as_it_runs_them() -> None:

@@ -16,7 +16,8 @@ from planner_core.exporters.configs.common import (
     micro_batch_samples,
 )
 from planner_core.exporters.remarks import FILE, Remark, RemarkKind
-from planner_core.planning.methods import TOKENS_OR_GATHERED, TpLayout, parallel_degrees
+from planner_core.planning.methods import TOKENS_OR_GATHERED, Layout, TpLayout, parallel_degrees
+from planner_core.planning.pricing import nearest_settings
 
 SCHEDULES = {
     "gpipe": "GPipe",
@@ -132,18 +133,20 @@ def _stage_options(plan: Plan) -> tuple[dict[str, Any], list[str]]:
             ", or give ",
             named_form("json"),
         )
+    settings, dealt = nearest_settings(Layout(pp=cut.ranks, vp=cut.virtual, schedule=cut.schedule), cut.copies)
     options: dict[str, Any] = {
         "parallelism.pipeline_parallel_degree": cut.ranks,
         "parallelism.pipeline_parallel_schedule": SCHEDULES[cut.schedule],
-        "parallelism.pipeline_parallel_layers_per_stage": max(cut.copies),
         # Its defaults take one layer from each end, for the embedding and the head, which the plan's cut has weighed already.
-        "parallelism.pipeline_parallel_first_stage_less_layers": 0,
-        "parallelism.pipeline_parallel_last_stage_less_layers": 0,
+        **settings.options(),
     }
-    if len(set(cut.copies)) == 1:
+    if dealt == cut.copies:
         return options, []
-    copies = "-".join(map(str, cut.copies))
-    remark = f"stages have {copies} layers in the plan; torchtitan deals them out by itself, and takes others as module_fqns_per_model_part"
+    there, here = ("-".join(map(str, copies)) for copies in (cut.copies, dealt))
+    remark = (
+        f"{len(cut.copies)} stages have {there} layers in the plan, and {len(dealt)} have {here} here, the nearest that options of "
+        "torchtitan's command line make; its Python config takes the plan's as module_fqns_per_model_part"
+    )
     return options, [remark]
 
 

@@ -8,6 +8,7 @@ from planner_core.planning.pricing.bands import (
     time_band,
     time_sigma,
 )
+from planner_core.planning.pricing.configs.dealt_stages import nearest_settings
 from planner_core.planning.pricing.configs.fields import Setup
 from planner_core.planning.pricing.configs.reading import FORMATS, read_setup, read_text
 from planner_core.planning.pricing.price import BUBBLE, EXPOSED_COMM, Pricer, check_statement, split_pipeline_step

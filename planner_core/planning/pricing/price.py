@@ -77,6 +77,8 @@ class Pricer:
             if self.has_inputs and "micro_batch" not in overrides:
                 overrides = {**overrides, "micro_batch": self._share_of_inputs(layout)}
         stated, notes = self.state_run(layout, setup.override_options(layout, overrides))
+        if layout is setup.layout:
+            stated = self.deal_stages(setup, stated)
         if is_assumed and layout.pp > 1:
             assumed = f"micro-batch {stated.micro_batch} is assumed, with which stages stand idle least; "
             notes += (Sentence(assumed, named("micro_batch"), " states another"),)
@@ -86,6 +88,13 @@ class Pricer:
             silent = f"{setup.where} does not say whether layers are recomputed, which the training script does; priced without, and "
             notes += (Sentence(silent, named("recompute", "full"), " beside it prices it"),)
         return stated, notes
+
+    def deal_stages(self, setup: Setup, stated: Statement) -> Statement:
+        """Return the run of a setup with the stages that its tool makes of the model's layers. Raises InputError where it refuses them."""
+        if setup.stages is None:
+            return stated
+        layers = sum(self.planner(stated).graph.num_repeats.values())
+        return stated.but(layout=setup.stages.deal(stated.layout, layers, setup.where))
 
     def _shrink_to_fit(self, stated: Statement) -> tuple[Statement, tuple[Sentence, ...]]:
         """Return the run with the largest micro-batch that fits, and a note if that is not a rank's whole share of the batch. Where none

@@ -14,6 +14,7 @@ from typing import Any
 
 from planner_core.core import OPTIONS, InputError, list_names, named, shorten_value
 from planner_core.planning.methods import Layout
+from planner_core.planning.pricing.configs.dealt_stages import StageSettings
 from planner_core.planning.pricing.configs.neutral import is_neutral, is_risky, refusal_text
 
 MAX_COUNT = 10**9
@@ -68,6 +69,7 @@ class Setup:
         read, unread, without_effect: The fields of the file, each in one of the three.
         sizes: Sizes of the model, by the names of Hugging Face configs.
         batch: The samples of a step, if the file states them.
+        stages: How the tool deals layers to stages, where the number of stages depends on the model's layers.
     """
 
     layout: Layout
@@ -80,6 +82,7 @@ class Setup:
     without_effect: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     batch: StatedBatch | None = None
+    stages: StageSettings | None = None
 
     def with_batch(self, samples: int, layout: Layout) -> Setup:
         """Return the run with the samples of a step that an option states, in place of the file's; `layout` is the one that is priced.

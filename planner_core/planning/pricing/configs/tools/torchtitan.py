@@ -9,6 +9,7 @@ from typing import Any
 
 from planner_core.core import OPTIMIZER_KERNELS, InputError, Sentence, named
 from planner_core.planning.methods import Layout
+from planner_core.planning.pricing.configs.dealt_stages import FIRST_LESS, LAST_LESS, LAYERS, PARTS, StageSettings
 from planner_core.planning.pricing.configs.fields import (
     Fields,
     Setup,
@@ -110,7 +111,8 @@ def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
         *_async_tp_note(fields),
     )
     batch = read_batch(fields, "training.global_batch_size")
-    return fields.finish(TABLE, layout, options, notes, batch)
+    stages = _read_stages(fields) if layout.pp > 1 else None
+    return replace(fields.finish(TABLE, layout, options, notes, batch), stages=stages)
 
 
 def _read_layout(fields: Fields, num_gpus: int) -> Layout:
@@ -153,7 +155,8 @@ def _read_layout(fields: Fields, num_gpus: int) -> Layout:
 
 
 def _read_schedule(fields: Fields, pp: int) -> dict[str, Any]:
-    """Return the schedule of stages and their number on a rank: 2 where a schedule has several, as in torchtitan."""
+    """Return the schedule of stages and their number on a rank: 2 where a schedule has several, as in torchtitan, until the layers of the
+    model are known (`StageSettings`)."""
     name = fields.first_set("parallelism.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule")
     word = fields.read_word(name, "1f1b")
     if pp == 1:
@@ -162,6 +165,19 @@ def _read_schedule(fields: Fields, pp: int) -> dict[str, Any]:
         raise fields.wrong_value(name, word, f"one of {', '.join(SCHEDULES)}")
     schedule = SCHEDULES[word]
     return {"schedule": schedule, "vp": 1 if schedule in ("gpipe", "1f1b") else 2}
+
+
+def _read_stages(fields: Fields) -> StageSettings:
+    """Return how layers are dealt to stages. Raises InputError for modules of stages that are not lists of names."""
+    first, last = (fields.read_int(name, 1, least=0) for name in (FIRST_LESS, LAST_LESS))
+    number = fields.read_optional_int(LAYERS)
+    if not fields.has_value(PARTS):
+        return StageSettings(number, first, last)
+    fields.read.add(PARTS)
+    parts = fields.values[PARTS]
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, (list, tuple)) for part in parts):
+        raise fields.wrong_value(PARTS, parts, "a list of modules for each stage")
+    return StageSettings(parts=tuple(sum(str(name).startswith("layers.") for name in part) for part in parts))
 
 
 def _pipeline_micro_batches(fields: Fields, layout: Layout, local_batch: int) -> tuple[int, int]:
