@@ -14,8 +14,9 @@ from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.cost import cost_model_of, price_with_host
 from planner_core.models.zoo import ZOO
-from planner_core.planning import choose_mesh, pipeline
+from planner_core.planning import choose_mesh
 from planner_core.planning import request as request_module
+from planner_core.planning.derived import comparison
 from planner_core.planning.derived.comparison import compare_methods
 from planner_core.planning.fitting import host_waits, mesh_search
 from planner_core.planning.pipeline import plan_model
@@ -176,7 +177,7 @@ def test_a_method_without_a_plan_in_the_memory_is_named(monkeypatch: pytest.Monk
             raise NoPlanFits("no plan fits: 1 GiB is missing")
         return choose_mesh(planner, *args, **options)
 
-    monkeypatch.setattr(pipeline, "choose_mesh", search)
+    monkeypatch.setattr(comparison, "choose_mesh", search)
     result = compare_methods(Request("gpt2-xl", cluster="1x8-h100", layers=1))
     rows, notes = {p.name for p in result.plans}, [str(n) for n in result.notes if "has no row" in str(n)]
     assert notes == ["TAP has no row: no plan fits: 1 GiB is missing"]

@@ -431,7 +431,7 @@ class _StageSearch:
         for mixed in mixable.values():
             plan = plan_of_cut(d, planner, mixed, limit, is_even)
             if plan:
-                least_s = max(self.shared_s[d], self.rank_bound_s(d))
+                least_s = max(self.shared_s.get(d, 0.0), self.rank_bound_s(d))
                 check_bound(plan.cost.step_time_s, least_s, f"a plan of {d.ranks} ranks with stages")
                 self.best, limit = (plan, planner, d), plan.cost.step_time_s
         return self.best is not best_before
