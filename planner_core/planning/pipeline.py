@@ -217,10 +217,10 @@ def take_better_baseline(draft: Draft) -> tuple[Draft, str]:
 def lead_with_simpler(draft: Draft) -> tuple[Draft, str]:
     """Let a plan on one axis lead that ties with the fastest."""
     leading = tuple(prefer_simpler(draft.planner, draft.chosen, draft.others, draft.say))
-    none = "no plan on one mesh axis leads in place of the search's, of one stage"
-    return replace(draft, leading=leading), none if len(
-        leading
-    ) == 1 else "a plan on one mesh axis ties with the search's"
+    reason = "a plan on one mesh axis ties with the search's"
+    if len(leading) == 1:
+        reason = "no plan on one mesh axis leads in place of the search's, of one stage"
+    return replace(draft, leading=leading), reason
 
 
 def add_trade_offs(draft: Draft) -> tuple[Draft, str]:

@@ -97,8 +97,14 @@ def nearest_settings(layout: Layout, copies: tuple[int, ...]) -> tuple[StageSett
     raise InputError(f"torchtitan deals no {layers} layers to {least} stages; give fewer")
 
 
+def fewest_stages_of_rank(schedule: str) -> int:
+    """Return the fewest stages that a rank runs by a schedule, which is what torchtitan takes where no layers of a stage are stated."""
+    return STAGES_OF_RANK[schedule][0] if schedule in STAGES_OF_RANK else 2
+
+
 def _stages_of_rank(layout: Layout, layers: int) -> tuple[int, int]:
-    return STAGES_OF_RANK.get(layout.run_schedule, (2, max(2, layers)))
+    least = fewest_stages_of_rank(layout.run_schedule)
+    return STAGES_OF_RANK.get(layout.run_schedule, (least, max(least, layers)))
 
 
 def _settings_of(layout: Layout, stages: int, layers: int) -> Iterator[tuple[StageSettings, tuple[int, ...]]]:

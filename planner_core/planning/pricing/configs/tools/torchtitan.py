@@ -9,7 +9,14 @@ from typing import Any
 
 from planner_core.core import OPTIMIZER_KERNELS, InputError, Sentence, named
 from planner_core.planning.methods import Layout
-from planner_core.planning.pricing.configs.dealt_stages import FIRST_LESS, LAST_LESS, LAYERS, PARTS, StageSettings
+from planner_core.planning.pricing.configs.dealt_stages import (
+    FIRST_LESS,
+    LAST_LESS,
+    LAYERS,
+    PARTS,
+    StageSettings,
+    fewest_stages_of_rank,
+)
 from planner_core.planning.pricing.configs.fields import (
     Fields,
     Setup,
@@ -164,7 +171,7 @@ def _read_schedule(fields: Fields, pp: int) -> dict[str, Any]:
     if word not in SCHEDULES:
         raise fields.wrong_value(name, word, f"one of {', '.join(SCHEDULES)}")
     schedule = SCHEDULES[word]
-    return {"schedule": schedule, "vp": 1 if schedule in ("gpipe", "1f1b") else 2}
+    return {"schedule": schedule, "vp": fewest_stages_of_rank(schedule)}
 
 
 def _read_stages(fields: Fields) -> StageSettings:
