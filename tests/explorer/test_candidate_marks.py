@@ -163,7 +163,7 @@ def test_one_makes_and_the_others_wait() -> None:
 
     def make() -> int:
         made.append(1)
-        go.wait(5)
+        go.wait()
         return 7
 
     threads = [threading.Thread(target=lambda: shelf.get("a", make, lambda: waited.append(1))) for _ in range(4)]
@@ -173,7 +173,7 @@ def test_one_makes_and_the_others_wait() -> None:
         time.sleep(0.01)
     go.set()
     for t in threads:
-        t.join(5)
+        t.join()
     assert len(made) == 1 and shelf.peek("a") == 7
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamlit.testing.v1 import AppTest
+from tests.support.app_test import AppTest
 
 
 def _choose_just_as_a_search_ends() -> None:

@@ -163,7 +163,7 @@ def test_the_size_of_a_micro_batch_stays_where_the_batch_changes() -> None:
 
 
 def test_the_field_of_the_page_takes_it_and_checks_the_gpus() -> None:
-    at = AppTest.from_string(SENTENCE, default_timeout=60).run()
+    at = AppTest.from_string(SENTENCE).run()
     field(at, "setup").set_value("FSDP 8 x TP 4")
     plan(at, "setup")
     refusal = "FSDP 8 × TP 4 takes 32 GPUs, but the cluster has 16; say for example FSDP 4 × TP 4."

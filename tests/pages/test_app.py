@@ -27,7 +27,7 @@ PAGES = ("overview", "plans", "compare", "whatif")
 
 
 def open_page(page: str, **address: str) -> AppTest:
-    at = AppTest.from_file(str(ROOT / "streamlit_app.py"), default_timeout=300)
+    at = AppTest.from_file(str(ROOT / "streamlit_app.py"))
     for key, text in address.items():
         at.query_params[key] = text
     if page != "overview":

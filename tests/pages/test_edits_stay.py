@@ -79,7 +79,7 @@ LEAD = {
 @pytest.mark.parametrize("seed", range(6))
 def test_what_was_not_edited_stays_or_the_page_says_so(seed: int) -> None:
     draw = random.Random(seed)
-    at = AppTest.from_string(SCRIPT, default_timeout=60).run()
+    at = AppTest.from_string(SCRIPT).run()
     for _ in range(12):
         before = shown(at)
         if draw.random() < 0.4:
@@ -103,7 +103,7 @@ def test_what_was_not_edited_stays_or_the_page_says_so(seed: int) -> None:
 
 def test_what_an_edit_changed_besides_is_seen_until_the_next_one() -> None:
     """A typed batch grows where a model has fewer positions: the page says what it was."""
-    at = AppTest.from_string(SCRIPT, default_timeout=60)
+    at = AppTest.from_string(SCRIPT)
     at.query_params["batch"] = "96"
     at.run()
     field(at, "model", "w").set_value("gpt2-xl").run()
@@ -201,7 +201,7 @@ def test_a_batch_nobody_set_goes_with_the_gpus() -> None:
 
 
 def test_a_link_per_gpu_stays_where_the_gpus_of_a_node_change() -> None:
-    at = AppTest.from_string(SCRIPT, default_timeout=60).run()
+    at = AppTest.from_string(SCRIPT).run()
     per_gpu = field(at, "inter").value
     field(at, "gpus").set_value(4)
     plan(at, "cluster")

@@ -30,7 +30,7 @@ def every(*quick: int) -> pytest.MarkDecorator:
 
 
 def opened(**query: str) -> AppTest:
-    at = AppTest.from_file(str(ROOT / "streamlit_app.py"), default_timeout=300)
+    at = AppTest.from_file(str(ROOT / "streamlit_app.py"))
     for key, text in query.items():
         at.query_params[key] = text
     at.switch_page("explorer/pages/learn.py")

@@ -66,7 +66,7 @@ def run_after(at: AppTest, job: str) -> None:
 
 def opened(monkeypatch: pytest.MonkeyPatch, first: Result) -> AppTest:
     monkeypatch.setattr(state, "plan_model", lambda *_, **__: first)
-    at = AppTest.from_file(ENTRY, default_timeout=60)
+    at = AppTest.from_file(ENTRY)
     for key, text in REQUEST.items():
         at.query_params[key] = text
     at.run()
@@ -100,11 +100,11 @@ def test_plans_of_less_memory_come_behind_the_first_answer(monkeypatch: pytest.M
     drawn = threading.Event()
 
     def search(result: Result, progress: Progress) -> Result:
-        drawn.wait(60)
+        drawn.wait()
         return add_less_memory(result, progress)
 
     monkeypatch.setattr(less_memory, "add_less_memory", search)
-    at = AppTest.from_file(ENTRY, default_timeout=60)
+    at = AppTest.from_file(ENTRY)
     at.query_params.update({**REQUEST, "batch": "32"})
     at.run()
     assert "Looking for less memory" in captions(at) and "trade-off; " not in what_of_rows(at)
@@ -114,7 +114,7 @@ def test_plans_of_less_memory_come_behind_the_first_answer(monkeypatch: pytest.M
 
 
 def test_a_link_to_a_plan_of_less_memory_finds_it_at_once() -> None:
-    at = AppTest.from_file(ENTRY, default_timeout=60)
+    at = AppTest.from_file(ENTRY)
     at.query_params.update({**REQUEST, "batch": "16", "plan": "trade-off-with-recomputation-1"})
     at.run()
     assert not at.exception and not at.warning

@@ -18,15 +18,17 @@ from tests.support.plans_train_alike import refusal_of
 from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
-SHORT_S = 6
+SHORT_S = 2
 
 
 def _alone(file: str, folder: str, what: str) -> str:
     """What rank 0 is told if it makes a call alone."""
-    group = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
-    group.options._timeout = datetime.timedelta(seconds=SHORT_S)
+    options = dist.group.WORLD._get_backend(torch.device("cpu")).options  # type: ignore[union-attr]
+    usual, options._timeout = options._timeout, datetime.timedelta(seconds=SHORT_S)
     model = shardscope.apply(OwnGPT(), shardscope.load_plan(file))
     assert applied(model).agreement.timeout_s == pytest.approx(0.8 * SHORT_S)
+    # On a busy machine one rank comes to the first steps much later than the other.
+    options._timeout, applied(model).agreement.timeout_s = usual, usual.total_seconds()
     optimizer = torch.optim.AdamW(model.parameters())
     model(*own_model.batch(0), global_batch=True).backward()
     shardscope.clip_grad_norm_(model.parameters(), 1.0)
@@ -44,6 +46,7 @@ def _alone(file: str, folder: str, what: str) -> str:
         "clip": lambda: shardscope.clip_grad_norm_(model.parameters(), 1.0),
         "evaluate": evaluate,
     }
+    applied(model).agreement.timeout_s = 0.8 * SHORT_S
     return refusal_of(calls[what]) if dist.get_rank() == 0 else ""
 
 
@@ -62,7 +65,7 @@ def test_a_rank_that_comes_alone_is_told_who_is_missing(what: str, called: str, 
     file = next(f for f in files if f.endswith("Megatron-LM"))
     first, second = run_ranks(_alone, 2, (file, str(tmp_path / "checkpoint"), what))
     assert second == ""
-    assert first.startswith(f"rank 1 did not call {called} within 4.8 s, and this rank did: each rank holds a part")
+    assert first.startswith(f"rank 1 did not call {called} within 1.6 s, and this rank did: each rank holds a part")
     assert "take it out of `if rank == 0`" in first
 
 

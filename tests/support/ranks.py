@@ -194,6 +194,8 @@ def _put_back(grouped: bool) -> Iterator[list[str]]:
     standard_output = os.dup(1)
     names = _list_names(len(sys.modules))
     dtype, changed = torch.get_default_dtype(), list[str]()
+    group = dist.group.WORLD._get_backend(torch.device("cpu")).options if grouped else None
+    timeout = group and group._timeout
     torch.manual_seed(SEED)
     random.seed(SEED)
     np.random.seed(0)
@@ -208,6 +210,8 @@ def _put_back(grouped: bool) -> Iterator[list[str]]:
         file = getattr(module, "__file__", None) or str(ROOT)
         if file.startswith(tempfile.gettempdir()) and not file.startswith(str(ROOT)):
             del sys.modules[name]  # a file of this test; another's may have its name
+    if group:
+        group._timeout = timeout
     if not grouped and dist.is_initialized():
         dist.destroy_process_group()
     gc.collect()

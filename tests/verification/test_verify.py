@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from planner_core import price
 from planner_core.core import load_cluster
@@ -433,6 +435,17 @@ def _plant() -> int:
 def test_a_fault_that_a_job_plants_is_not_there_for_the_next_one() -> None:
     """Ranks of the tests live on, but not those in which a job has changed the planner."""
     assert run_ranks(_plant, 1) != run_ranks(_pid, 1)
+
+
+def _shorten_timeout() -> float:
+    options = dist.group.WORLD._get_backend(torch.device("cpu")).options  # type: ignore[union-attr]
+    before, options._timeout = options._timeout, datetime.timedelta(seconds=1)
+    return before.total_seconds()
+
+
+def test_a_timeout_that_a_job_sets_is_not_there_for_the_next_one() -> None:
+    """Jobs of two ranks had 6 s, after one that had set them, and failed on a busy machine."""
+    assert [run_ranks(_shorten_timeout, 2)[0] for _ in range(2)] == [1800.0, 1800.0]
 
 
 def test_a_plan_for_another_model_is_refused() -> None:
