@@ -1,26 +1,12 @@
-"""Amounts as people write them: `15T`, `300B`. No Streamlit here."""
+"""Amounts of the address as people write them: `15T`, `2M tokens`. No Streamlit here."""
 
 from __future__ import annotations
 
 import re
 
-TOKEN_COUNT = re.compile(r"(\d+(?:\.\d*)?(?:[eE]\+?\d{1,2})?)\s*([kKmMbBtT]?)")
-MAGNITUDES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-
-
-class Unreadable(ValueError):
-    """Why a text in the address is not a value; the message ends the sentence."""
-
-
-def parse_tokens(text: str) -> float:
-    """Read a number of tokens: `15T`, `300 B`, `1e12`. Raises Unreadable."""
-    match = TOKEN_COUNT.fullmatch(text.strip())
-    if match is None:
-        raise Unreadable("is not a number of tokens such as 15T, 300B or 1e12")
-    value = float(match[1]) * MAGNITUDES[(match[2] or "").upper()]
-    if not 1 <= value <= 1e18:
-        raise Unreadable("is not between 1 and 10^18")
-    return value
+from planner_core.core import MAGNITUDES
+from planner_core.core import Unreadable as Unreadable
+from planner_core.core import parse_tokens as parse_tokens
 
 
 def format_tokens(tokens: float) -> str:

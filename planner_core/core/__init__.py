@@ -125,6 +125,7 @@ from planner_core.core.workload import (
     CHUNKS,
     DEFAULT_PRECISION,
     DTYPES,
+    MAGNITUDES,
     MAX_SAMPLES,
     OPTIMIZER_KERNELS,
     OPTIMIZERS,
@@ -140,6 +141,7 @@ from planner_core.core.workload import (
     Option,
     Software,
     Stack,
+    Unreadable,
     Workload,
     check_options,
     keeps_masters,
@@ -149,6 +151,7 @@ from planner_core.core.workload import (
     named_check,
     named_form,
     option_switch,
+    parse_tokens,
     stack_names,
     time_amount,
 )

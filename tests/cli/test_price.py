@@ -79,7 +79,7 @@ def test_the_report_has_the_keys_of_the_contract(capsys: pytest.CaptureFixture[s
 
 
 def test_tokens_and_a_price_become_days_and_money(capsys: pytest.CaptureFixture[str]) -> None:
-    r = price(capsys, "--layout", "fsdp=16", "--alone", "--tokens", "1e9", "--price-per-gpu-hour", 2)
+    r = price(capsys, "--layout", "fsdp=16", "--alone", "--tokens", "1B", "--price-per-gpu-hour", 2)
     assert (r["best"], r["suggestions"]) == (None, [])
     assert r["run"]["days"] == pytest.approx(1e9 / r["tokens_per_s_per_gpu"] / 16 / 86_400)
     assert r["run"]["cost"] == pytest.approx(2 * r["run"]["gpu_hours"]) == pytest.approx(2 * 24 * 16 * r["run"]["days"])
@@ -124,7 +124,7 @@ def test_the_words_say_what_the_numbers_are(capsys: pytest.CaptureFixture[str]) 
         (["--layout", "fsdp=16,cp=2"], "takes 32 GPUs, but 2x8-h100 has 16; say for example fsdp=8,cp=2"),
         (["--layout", "fsdp=16", "--micro-batch", "0"], "--micro-batch 0"),
         (["--layout", "fsdp=16", "--recompute", "some"], "some"),
-        (["--layout", "fsdp=16", "--tokens", "-1"], "--tokens -1.0 is not a positive number"),
+        (["--layout", "fsdp=16", "--tokens", "-1"], "--tokens -1 is not a number of tokens such as 15T, 300B or 1e12"),
         (["--layout", "fsdp=16", "--price-per-gpu-hour", "2"], "needs --tokens"),
         (["--layout", "fsdp=16", "--compile", "--eager"], "not allowed with"),
         (["--config", "/no/such.toml"], "there is no file"),

@@ -1,5 +1,6 @@
 """What one training step does (`workload`), the software that runs it (`software`), and every option (`options`)."""
 
+from planner_core.core.workload.amounts import MAGNITUDES, Unreadable, parse_tokens
 from planner_core.core.workload.options import (
     AUTO,
     CHUNKS,

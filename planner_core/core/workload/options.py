@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from planner_core.core.errors import InputError, Sentence, Term
 from planner_core.core.forms import shorten_value
+from planner_core.core.workload.amounts import Unreadable, parse_tokens
 
 OPTIMIZERS = {"adamw": 2, "adamw-fp32": 2, "sgd": 0, "sgd-momentum": 1}
 """Number of moments that each optimizer keeps per parameter. With `adamw-fp32` all that is kept is in float32, as in mixed precision."""
@@ -57,7 +58,7 @@ class Option:
     what `--help` says. `control`: what the page calls it. `hover`: what the page says of it where a pointer rests. `flag`: its flag, where
     that is not the name with hyphens. `choices`, or `least` and `most`, bound its values; a text that matches `pattern` is allowed too;
     `allowed` says the bounds in words. `example`: a value that would do. `automatic`: on the command line and on the page "auto" leaves
-    the value to the search; in Python that is None.
+    the value to the search; in Python that is None. `read`: reads a text, where people write more than what `kind` reads.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Option:
     metavar: str | None = None
     automatic: bool = False
     hover: str = ""
+    read: Callable[[str], Any] | None = None
 
     @property
     def switch(self) -> str:
@@ -87,7 +89,10 @@ class Option:
             return None
         if self.automatic and text not in map(str, self.choices):
             raise InputError(named(self.name, text), f" is not one of {AUTO}, {', '.join(map(str, self.choices))}")
-        return self.kind(text)
+        try:
+            return (self.read or self.kind)(text)
+        except Unreadable as error:
+            raise InputError(named(self.name, text), f" {error}") from None
 
     def check(self, value: Any) -> None:
         """Raise InputError for a value outside of its bounds. None, the default, is always allowed."""
@@ -300,7 +305,14 @@ _ENTRIES = (
         choices=GRADIENTS,
     ),
     Option("compiled", bool, "torch.compile fuses what is bound by memory", "torch.compile", flag="compile"),
-    Option("tokens", float, "tokens to train on in all: days are said", "tokens of the training", example=1e12),
+    Option(
+        "tokens",
+        float,
+        "tokens to train on in all, e.g. 15T, 300B or 1e12: days are said",
+        "tokens of the training",
+        example=1e12,
+        read=parse_tokens,
+    ),
     Option(
         "price_per_gpu_hour", float, "with --tokens: money is said too", "price of a GPU hour", example=2, metavar="P"
     ),
