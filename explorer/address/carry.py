@@ -46,6 +46,7 @@ def apply_edit(current: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict
         _report_scaled_batch(current, after, notes)
     if any(after[k] != current[k] for k in settings.REQUEST_KEYS):
         _drop_trade_offs(new, after, notes)
+        after["methods"] = new.get("methods", "")  # else each edit would search all of them again
     return after, tuple(notes)
 
 

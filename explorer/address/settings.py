@@ -118,6 +118,7 @@ SETTINGS: dict[str, Setting] = {
     "show": Setting("split", parse.overlay_name(OVERLAYS)),
     "block": Setting("", parse.limited_text),
     "axis": Setting("step", parse.one_of(SCATTER_TIMES, "axis")),
+    "methods": Setting("", parse.one_of(("", "all"), "choice of methods")),
     "candidate": Setting(None, parse.whole_number(0, 10**6)),
     "whatif": Setting((), parse.text_list),
     "edit": Setting((), parse.edit_texts),

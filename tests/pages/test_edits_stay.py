@@ -189,6 +189,14 @@ def test_compared_and_edited_trade_offs_do_not_become_others_by_an_edit() -> Non
     assert after["edit"] == of_best["edit"] and after["plan"] == "edited" and not told
 
 
+def test_methods_are_in_the_address_until_the_request_is_another() -> None:
+    """A link that was sent from Plans had none of the methods' rows; an edit would search all four again."""
+    values, problems = settings.parse_query({"methods": "all"})
+    assert not problems and settings.to_query(values) == {"methods": "all"}
+    assert carry.apply_edit(values, {"plan": "fsdp"})[0]["methods"] == "all"
+    assert carry.apply_edit(values, {"batch": 64})[0]["methods"] == ""
+
+
 def test_a_batch_nobody_set_goes_with_the_gpus() -> None:
     values, _ = settings.parse_query({})
     after, told = carry.apply_edit(values, {"cluster": "8x8-h100"})

@@ -31,14 +31,8 @@ def _settings_for(method: str) -> dict[str, object]:
 
 
 def _is_wanted() -> bool:
-    """Tell whether the visitor asked for the methods: by the button, or by an address that names a plan of one.
-
-    A reload begins a session with the address alone. Later choices count nothing: an edit would have all methods searched again.
-    """
-    if "methods_wanted" not in st.session_state:
-        is_named = any(state.value("plan") == pins.format_pin("best", _settings_for(name)) for name in _requests())
-        st.session_state.methods_wanted = state.current_request() if is_named else None
-    return bool(st.session_state.get("methods_wanted") == state.current_request())
+    """Tell whether the visitor asked for the methods, as the address says."""
+    return bool(state.value("methods"))
 
 
 def known_plans() -> dict[str, Plan]:
@@ -77,7 +71,8 @@ def show_methods(plans: Mapping[str, Plan]) -> None:
         st.button(
             "Add TAP, TAPS, ATP and Alpa-like",
             key="plan_methods",
-            on_click=lambda: st.session_state.update(methods_wanted=state.current_request()),
+            on_click=state.change,
+            kwargs={"methods": "all"},
         )
         return
     # Where the button was: the search itself is drawn last, below what the window shows.
