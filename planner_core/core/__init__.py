@@ -1,20 +1,11 @@
 """The values on which all other packages work: placement, mesh, graph, plan, workload, cluster. They import nothing else of the
 project."""
 
-from planner_core.core.cluster import (
-    Cluster,
-    Collectives,
-    Gpu,
-    Level,
-    Timing,
-    cluster_names,
-    gpu_names,
-    load_cluster,
-    load_gpu,
-    load_timing,
-    slow_dtype_notes,
-    split_size,
-)
+from planner_core.core.cluster.cluster import Cluster, Level, cluster_names, load_cluster, split_size
+from planner_core.core.cluster.constants import Timing, load_timing
+from planner_core.core.cluster.gpu import Gpu, gpu_names, load_gpu
+from planner_core.core.cluster.kernels import Collectives
+from planner_core.core.cluster.numbers import slow_dtype_notes
 from planner_core.core.errors import (
     CaptureError,
     InputError,
@@ -85,26 +76,12 @@ from planner_core.core.placement import (
     shortest_steps,
     unevenly_split_dims,
 )
-from planner_core.core.plan import (
-    ONE_EACH,
-    PHASES,
-    SCHEDULES,
-    UNPROVEN,
-    V_SHAPED,
-    VIRTUAL_OF_V,
-    BlockLabel,
-    BlockPlan,
-    Cost,
-    Edge,
-    Note,
-    NoteKind,
-    ParamPlan,
-    Pipeline,
-    PipelineCost,
+from planner_core.core.plan.blocks import BlockLabel, BlockPlan, Edge, ParamPlan, SitePlan
+from planner_core.core.plan.cost import PHASES, Cost, PipelineCost, StageCost, Traffic
+from planner_core.core.plan.notes import UNPROVEN, Note, NoteKind
+from planner_core.core.plan.pipeline import ONE_EACH, SCHEDULES, V_SHAPED, VIRTUAL_OF_V, Pipeline
+from planner_core.core.plan.plan import (
     Plan,
-    SitePlan,
-    StageCost,
-    Traffic,
     data_axes_of,
     glob_name,
     params_by_pattern,
@@ -120,38 +97,36 @@ from planner_core.core.plan_json import (
     plan_to_json,
     save_plan,
 )
-from planner_core.core.workload import (
+from planner_core.core.workload.amounts import MAGNITUDES, Unreadable, parse_tokens
+from planner_core.core.workload.options import (
     AUTO,
     CHUNKS,
-    DEFAULT_PRECISION,
     DTYPES,
-    MAGNITUDES,
     MAX_SAMPLES,
     OPTIMIZER_KERNELS,
     OPTIMIZERS,
     OPTIONS,
-    PACKED,
-    PUBLISHED_STACKS,
     RECOMPUTE,
-    SOFTWARE,
     TORCH_ATTENTION,
     TORCH_RELEASE,
-    USUAL_STACK,
     ZERO,
     Option,
-    Software,
-    Stack,
-    Unreadable,
-    Workload,
     check_options,
-    keeps_masters,
-    load_stack,
     memory_amount,
     named,
     named_check,
     named_form,
     option_switch,
-    parse_tokens,
-    stack_names,
     time_amount,
 )
+from planner_core.core.workload.software import (
+    PACKED,
+    PUBLISHED_STACKS,
+    SOFTWARE,
+    USUAL_STACK,
+    Software,
+    Stack,
+    load_stack,
+    stack_names,
+)
+from planner_core.core.workload.workload import DEFAULT_PRECISION, Workload, keeps_masters

@@ -20,23 +20,11 @@ from planner_core.core.placement import (
     parse_placements,
     parse_state,
 )
-from planner_core.core.plan import (
-    ONE_EACH,
-    V_SHAPED,
-    VIRTUAL_OF_V,
-    BlockLabel,
-    BlockPlan,
-    Cost,
-    Edge,
-    Note,
-    ParamPlan,
-    Pipeline,
-    PipelineCost,
-    Plan,
-    SitePlan,
-    StageCost,
-    Traffic,
-)
+from planner_core.core.plan.blocks import BlockLabel, BlockPlan, Edge, ParamPlan, SitePlan
+from planner_core.core.plan.cost import Cost, PipelineCost, StageCost, Traffic
+from planner_core.core.plan.notes import Note
+from planner_core.core.plan.pipeline import ONE_EACH, V_SHAPED, VIRTUAL_OF_V, Pipeline
+from planner_core.core.plan.plan import Plan
 
 PLAN_SCHEMA = "shardscope.plan/3"
 OLDER_SCHEMAS = ("shardscope.plan/2",)

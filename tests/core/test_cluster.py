@@ -12,17 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from planner_core.core.cluster import (
-    MAX_GPUS,
-    Cluster,
-    Gpu,
-    Level,
-    cluster_names,
-    gpu_names,
-    load_cluster,
-    load_gpu,
-    slow_dtype_notes,
-)
+from planner_core.core import Cluster, Gpu, Level, cluster_names, gpu_names, load_cluster, load_gpu, slow_dtype_notes
+from planner_core.core.cluster.cluster import MAX_GPUS
 from planner_core.core.errors import InputError
 from planner_core.core.files import ASSETS
 from planner_core.core.forms import first_schema_fault

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from planner_core.core.cluster import load_timing
+from planner_core.core import BlockLabel, load_timing, params_by_pattern
 from planner_core.core.errors import InputError, PlannerError
 from planner_core.core.files import ASSETS
-from planner_core.core.plan import BlockLabel, block_patterns, params_by_pattern
+from planner_core.core.plan.plan import block_patterns
 from planner_core.core.plan_json import plan_from_json, plan_to_json
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.planner import USABLE_MEMORY

@@ -7,8 +7,20 @@ from functools import cache
 
 import pytest
 
-from planner_core.core import Edge, InputError, Op, P, Plan, R, Shard, SitePlan, Step, plan_from_json, plan_to_json
-from planner_core.core.workload import Workload
+from planner_core.core import (
+    Edge,
+    InputError,
+    Op,
+    P,
+    Plan,
+    R,
+    Shard,
+    SitePlan,
+    Step,
+    Workload,
+    plan_from_json,
+    plan_to_json,
+)
 from planner_core.cost import can_run_in_chunks, chunk_waits, cost_model_of, price, waited_message_seconds
 from planner_core.cost.compute import kernel_seconds
 from planner_core.cost.resolved_ops import block_of, rows_at

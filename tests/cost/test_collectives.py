@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner_core.core.cluster import Cluster, Level, load_cluster, load_gpu
+from planner_core.core import Cluster, Level, load_cluster, load_gpu
 from planner_core.core.errors import InputError
 from planner_core.core.mesh import DeviceMesh, axis_names, parse_mesh
 from planner_core.cost.communication.collectives import KINDS, algorithms, collective_time, collective_times, wire_bytes

@@ -14,12 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import planner_core as shardscope
-from planner_core.core.cluster import load_cluster
+from planner_core.core import Plan, Workload, load_cluster
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import Placements, Shard, Step, local_shape
-from planner_core.core.plan import Plan
-from planner_core.core.workload import Workload
 from planner_core.cost.communication.links import AxisLink
 from planner_core.cost.communication.redistribution import all_redistributions, decode, splits_evenly
 from planner_core.cost.memory import tensors_at_peak, walk

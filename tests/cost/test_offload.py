@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import InputError, load_cluster, load_gpu
-from planner_core.core.cluster import gpu_names
+from planner_core.core import InputError, gpu_names, load_cluster, load_gpu
 from planner_core.cost import cost_model_of
 from planner_core.cost.memory import tensors_at_peak
 from planner_core.models import load_plan_graph

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from planner_core.core.cluster import Cluster, load_cluster
+from planner_core.core import PHASES, Cluster, Cost, Plan, Traffic, load_cluster
 from planner_core.core.mesh import DeviceMesh, axis_names
-from planner_core.core.plan import PHASES, Cost, Plan, Traffic
 from planner_core.cost.communication.collectives import KINDS, collective_time, wire_bytes
 from planner_core.cost.communication.links import axis_links, rank_groups
 from planner_core.cost.communication.routes import algorithm_hops, bytes_between_gpus, traffic_routes

@@ -16,7 +16,7 @@ from explorer.figures import topology
 from explorer.figures.palette import DARK, LIGHT, WORK, Theme
 from explorer.figures.style import LIMIT_WORDS
 from explorer.text import units, words
-from planner_core.core.plan import PHASES, NoteKind, Plan
+from planner_core.core import PHASES, NoteKind, Plan
 from planner_core.cost import simulate_step
 from planner_core.cost.communication import bytes_between_gpus, sent_per_gpu
 from planner_core.planning.analysis import ablation_steps, step_work

@@ -22,9 +22,8 @@ from explorer.figures.palette import LIGHT
 from explorer.jobs.malloc_trim import trim_memory
 from explorer.session import state
 from explorer.text import units
-from planner_core.core.cluster import load_cluster
+from planner_core.core import NoteKind, Plan, load_cluster
 from planner_core.core.errors import PlannerError
-from planner_core.core.plan import NoteKind, Plan
 from planner_core.planning import FIRST_PASSES, NO_PROOF, Result
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request

@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from planner_core.core import InputError
-from planner_core.core.cluster import load_cluster
-from planner_core.core.plan import Plan
+from planner_core.core import InputError, Plan, load_cluster
 from planner_core.core.plan_json import plan_to_json
 from planner_core.exporters.api import export, export_text
 from planner_core.planning.methods import parse_layout

@@ -15,9 +15,8 @@ import pytest
 
 import planner_core as shardscope
 from explorer.text.option_words import page_wording
-from planner_core.core import Shard, load_cluster
+from planner_core.core import Plan, Shard, load_cluster
 from planner_core.core.errors import InputError
-from planner_core.core.plan import Plan
 from planner_core.cost import zero_stage
 from planner_core.cost.communication.collectives import wire_bytes
 from planner_core.exporters import api

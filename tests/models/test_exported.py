@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from planner_core.cli.main import main  # noqa: E402
+from planner_core.core import placements_by_pattern  # noqa: E402
 from planner_core.core.errors import InputError, PlannerError  # noqa: E402
 from planner_core.core.graph import Block, Graph, Op, unfold_graph  # noqa: E402
-from planner_core.core.plan import placements_by_pattern  # noqa: E402
 from planner_core.models.capture.module import capture_module  # noqa: E402
 from planner_core.models.loading import capture_graph  # noqa: E402
 from planner_core.models.snapshots.compare import graph_difference  # noqa: E402

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from planner_core.core.cluster import cluster_names, load_cluster
+from planner_core.core import cluster_names, load_cluster
 from planner_core.core.errors import InputError
 from planner_core.core.plan_json import load_plan, plan_to_json
 from planner_core.models.loading import capture_graph

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core.cluster import Cluster, Level, load_gpu
+from planner_core.core import Cluster, Level, Plan, load_gpu
 from planner_core.core.errors import NoPlanFits
-from planner_core.core.plan import Plan
 from planner_core.planning import Request
 from tests.support.plans import search_alone
 

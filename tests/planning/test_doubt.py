@@ -10,8 +10,7 @@ import pytest
 import planner_core as shardscope
 from explorer.analysis.shortlist import shortlist
 from explorer.text.recipe import describe_extra_work
-from planner_core.core import InputError, placements_by_pattern
-from planner_core.core.cluster import load_cluster
+from planner_core.core import InputError, load_cluster, placements_by_pattern
 from planner_core.exporters.api import export_text
 from planner_core.planning import plan_ids, runs_on_stock_tools
 from planner_core.planning.analysis.regret import SCENARIOS, plan_regrets, regret_text

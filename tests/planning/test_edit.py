@@ -6,10 +6,9 @@ from functools import lru_cache
 
 import pytest
 
-from planner_core.core import BlockLabel, NoteKind
+from planner_core.core import BlockLabel, NoteKind, Plan
 from planner_core.core.errors import InputError, NoPlanFits, ShardingError
 from planner_core.core.placement import P, R, Shard, parse_placements
-from planner_core.core.plan import Plan
 from planner_core.planning.derived import edit
 from planner_core.planning.derived.edit import WeightKey
 from planner_core.planning.pipeline import Result, plan_model

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from planner_core.core import Plan
 from planner_core.core.graph import Graph
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import R, Shard
-from planner_core.core.plan import Plan
 from planner_core.cost.step_time import Component
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.write import collect_tp_plans

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 import planner_core as shardscope
-from planner_core.core import InputError, Shard, load_cluster, plan_from_json, plan_to_json
-from planner_core.core.workload import Workload
+from planner_core.core import InputError, Shard, Workload, load_cluster, plan_from_json, plan_to_json
 from planner_core.cost.communication import collective_time
 from planner_core.cost.compute import kernel_seconds
 from planner_core.cost.model import cost_model_of

@@ -11,10 +11,17 @@ import numpy as np
 import pytest
 
 from bench.baselines import SAME, compare
-from planner_core.core import DeviceMesh, Note, NoteKind, Pipeline, SearchFault
-from planner_core.core.cluster import cluster_names
+from planner_core.core import (
+    DeviceMesh,
+    Note,
+    NoteKind,
+    Pipeline,
+    Plan,
+    SearchFault,
+    cluster_names,
+    placements_by_pattern,
+)
 from planner_core.core.placement import Shard
-from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.cost import block_of, zero_stage
 from planner_core.models.zoo import ZOO
 from planner_core.ops import FLOPS_BOUND_KINDS, operator

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import planner_core as shardscope
-from planner_core.core import DeviceMesh, NoteKind, PipelineAxis
+from planner_core.core import DeviceMesh, NoteKind, PipelineAxis, Plan, placements_by_pattern
 from planner_core.core.errors import NoPlanFits
-from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.cost import cost_model_of, price_with_host
 from planner_core.models.zoo import ZOO
 from planner_core.planning import choose_mesh

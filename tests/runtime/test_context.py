@@ -12,10 +12,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 
-from planner_core.core import P, R, Shard
-from planner_core.core.cluster import load_cluster
+from planner_core.core import P, R, Shard, Workload, load_cluster
 from planner_core.core.mesh import DeviceMesh
-from planner_core.core.workload import Workload
 from planner_core.cost.compute import has_kernels, kernel_seconds
 from planner_core.cost.model import cost_model
 from planner_core.exporters import export

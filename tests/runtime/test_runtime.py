@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from planner_core.core.workload import OPTIMIZERS, Workload
+from planner_core.core import OPTIMIZERS, Workload
 from planner_core.models.loading import capture_graph
 from planner_core.ops.registry import rule_of
 from planner_core.planning.request import Request

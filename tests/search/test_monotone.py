@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner_core.core.cluster import load_cluster
+from planner_core.core import RECOMPUTE, Workload, load_cluster
 from planner_core.core.mesh import DeviceMesh
-from planner_core.core.workload import RECOMPUTE, Workload
 from planner_core.cost.model import CostModel, cost_model
 from planner_core.models.zoo import load_snapshot
 from planner_core.planning.methods.registry import ALL

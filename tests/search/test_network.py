@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner_core.core.cluster import load_cluster
+from planner_core.core import Workload, load_cluster
 from planner_core.core.graph import Op
 from planner_core.core.mesh import parse_mesh
-from planner_core.core.workload import Workload
 from planner_core.cost.model import cost_model
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.planning import Request, prepare_planner

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner_core.core.cluster import load_cluster
+from planner_core.core import Workload, load_cluster
 from planner_core.core.mesh import parse_mesh
-from planner_core.core.workload import Workload
 from planner_core.cost.model import cost_model
 from planner_core.cost.step_time import Component
 from planner_core.models.zoo import load_snapshot

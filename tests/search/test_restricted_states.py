@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner_core.core import Note
-from planner_core.core.plan import Plan
+from planner_core.core import Note, Plan
 from planner_core.cost.model import cost_model
 from planner_core.models.loading import capture_graph
 from planner_core.planning import choose_mesh

@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_core.core.cluster import Cluster, load_cluster
+from planner_core.core import RECOMPUTE, Cluster, Workload, load_cluster
 from planner_core.core.mesh import parse_mesh
-from planner_core.core.workload import RECOMPUTE, Workload
 from planner_core.cost import price as price_of
 from planner_core.cost.model import cost_model
 from planner_core.cost.step_time import Shares

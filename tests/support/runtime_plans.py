@@ -8,11 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from planner_core.core import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan
 from planner_core.core.errors import ShardingError
 from planner_core.core.graph import ITEM_BYTES, Graph, Op, Value, unfold_graph
 from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.placement import P, Placements, R, Shard, State, Step, local_shape
-from planner_core.core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan
 from planner_core.cost.communication.links import AxisLink
 from planner_core.cost.communication.redistribution import all_redistributions
 from planner_core.ops.registry import rows

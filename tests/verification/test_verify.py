@@ -22,12 +22,10 @@ import torch
 import torch.distributed as dist
 
 from planner_core import price
-from planner_core.core import load_cluster
+from planner_core.core import OPTIMIZERS, BlockPlan, Edge, Plan, SitePlan, load_cluster
 from planner_core.core.errors import InputError, VerificationFailed
 from planner_core.core.placement import P, R, Shard, State, Step
-from planner_core.core.plan import BlockPlan, Edge, Plan, SitePlan
 from planner_core.core.plan_json import plan_from_json, plan_to_json
-from planner_core.core.workload import OPTIMIZERS
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.pricing import Pricer, Statement
