@@ -241,6 +241,15 @@ class _MemoryFit:
             self.bound, self.best_sum_budget = known.bound, known.sum_budget
             self.least_within_sum = known.least_within_sum
             return known.answer
+        answer = self._search_unproven(fastest)
+        # That nothing fits is remembered too: a search below a lower value would try the same budgets once more.
+        self.problem.cache.sum_matches[self.objective, self.budget] = SumMatch(
+            answer, self.best_sum_budget, self.bound, self.least_within_sum, self.limits.abandon_above
+        )
+        return answer
+
+    def _search_unproven(self, fastest: Assignment) -> Answer:
+        """As `find_unproven`, where no earlier search serves."""
         self.bound = fastest.bound
         self.simulate(fastest)
         smallest = find_least_memory(self.problem, self.objective, enough=self.budget)
@@ -254,12 +263,7 @@ class _MemoryFit:
             if infeasible.assignment is None:
                 return infeasible
         unproven, most = replace(self.limits, prove=False, max_open_gap=0.0), memory_bytes(fastest)
-        answer = self.best_fitting(min(self.budget * FIRST_BUDGET_FACTOR, most - 1), most, unproven)
-        if answer.assignment is not None:
-            self.problem.cache.sum_matches[self.objective, self.budget] = SumMatch(
-                answer, self.best_sum_budget, self.bound, self.least_within_sum, self.limits.abandon_above
-            )
-        return answer
+        return self.best_fitting(min(self.budget * FIRST_BUDGET_FACTOR, most - 1), most, unproven)
 
     def best_fitting(self, sum_budget: float, upper: float, limits: SearchLimits) -> Answer:
         """Return the best answer whose simulated peak fits. Budgets of the sum between 0 and `upper` are tried, first `sum_budget`."""
