@@ -13,6 +13,7 @@ from pathlib import Path
 from planner_core.core import (
     STANDIN_LOSS,
     InputError,
+    NoteKind,
     Plan,
     Sentence,
     named,
@@ -85,7 +86,8 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
         return ExportedPlan(text, (*remarks, "what this form does could not be priced on the plan's mesh"))
     if target.states_run:
         stack = f"its price is that of the written file: a run on {target.title}'s own kernels and buffers"
-        remarks = (*remarks, stack)
+        host = (note.sentence for note in priced[0].notes if note.kind is NoteKind.UNKNOWN_HOST)
+        remarks = (*remarks, stack, *host)
     return ExportedPlan(text, remarks, priced[1])
 
 

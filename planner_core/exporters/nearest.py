@@ -26,7 +26,14 @@ from planner_core.core import (
 )
 from planner_core.cost import micro_batch, workload_of
 from planner_core.models import load_plan_graph
-from planner_core.planning import Planner, Request, follow_tp_layout, prepare_planner, with_recompute
+from planner_core.planning import (
+    Planner,
+    Request,
+    follow_tp_layout,
+    note_unknown_host,
+    prepare_planner,
+    with_recompute,
+)
 from planner_core.planning.methods import (
     Layout,
     TpLayout,
@@ -156,7 +163,11 @@ def price_file(
     stated = pricer.deal_stages(setup, stated)
     check_statement(stated, cluster)
     stated_plan = pricer.plan(stated, "by degrees")
-    return (stated_plan, _compare_costs(plan, stated_plan, pricer.planner(stated))) if stated_plan else None
+    if stated_plan is None:
+        return None
+    planner = pricer.planner(stated)
+    stated_plan = replace(stated_plan, notes=(*stated_plan.notes, *note_unknown_host(stated_plan, planner.graph)))
+    return stated_plan, _compare_costs(plan, stated_plan, planner)
 
 
 def megatron_alternatives(plan: Plan) -> list[tuple[Plan, FormCost]]:

@@ -36,6 +36,7 @@ from planner_core.planning.fitting.front import (
     is_trade_off,
     with_open_recomputation,
 )
+from planner_core.planning.fitting.host_waits import note_unknown_host
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.micro_batches import choose_micro_batches

@@ -44,6 +44,7 @@ from planner_core.planning.fitting.host_waits import (
     name_in_notes,
     note_gap_with_waits,
     note_host_wait,
+    note_unknown_host,
     say_why_shorter,
 )
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
@@ -281,7 +282,8 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
     # A graph and example inputs have the tokens that they were made with.
     seq = asked.seq is None and not isinstance(draft.source, Graph) and not has_own_inputs(asked.model)
     first = (*first, *note_default_sizes(planner.workload, planner.cluster.num_gpus, batch=batch, seq=seq))
-    notes = (*first, *draft.notes, *chosen_notes, *map(Note, sentences))
+    unknown_host = note_unknown_host(chosen, planner.graph) if chosen.fits else ()
+    notes = (*first, *draft.notes, *chosen_notes, *unknown_host, *map(Note, sentences))
     # No later pass reads what was built for the search, which takes most of the memory.
     return replace(draft, notes=notes, planner=planner.changed()), f"{len(notes)} notes"
 

@@ -27,6 +27,8 @@ class NoteKind(Enum):
     """The samples of a step or the tokens of a sample that a request left open: pages have them in their first line."""
     METHOD = "method"
     """What the plan's method admits; the sentence begins with the method's title, which is the plan's name."""
+    UNKNOWN_HOST = "unknown host"
+    """The step has no waits for the host, whose pace was not measured on the plan's stack."""
     EDIT = "edit"
     """Which weights were placed by hand, and from which plan the rest comes."""
     REMARK = "remark"

@@ -83,14 +83,18 @@ def host_wait_seconds(
     return seconds_waited_for_host(each, micro_batches, (phases[2], host.step))
 
 
-def host_seconds(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> HostSeconds:
-    """Return the seconds of the host for a plan's phases; all 0 where the stack's `call_s` is not known."""
+def host_seconds(
+    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, call_s: float | None = None
+) -> HostSeconds:
+    """Return the seconds of the host for a plan's phases, at `call_s` a call: None is the stack's own, and all are 0 where that is not
+    known."""
+    call_s = model.software.call_s if call_s is None else call_s
     total = [0, 0, 0]
     for label, plan in blocks.items():
         block = block_of(graph, label)
         for phase, calls in enumerate(_count_calls(block, plan, model)):
             total[phase] += len(plan.prefixes) * calls
-    return HostSeconds(*(model.software.call_s * calls for calls in total))
+    return HostSeconds(*(call_s * calls for calls in total))
 
 
 def seconds_waited_for_host(

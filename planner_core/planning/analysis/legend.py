@@ -13,7 +13,7 @@ from planner_core.planning.stages import may_use_stages
 from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
 
 BAND_WORDS = "from ... to: nine in ten published runs of such a kind were measured between these (assets/bands.json)"
-HOST_END = "to is none of these, but what a host needs that launches each operator in host.call_s of that file"
+HOST_END = "the upper end is what a host may need to issue the kernels, whose pace was not measured on this stack"
 SIMULATION_AGREES = 0.01
 """A simulation that is closer to a plan's time than this share agrees with it."""
 WIDE_GAP = 0.01

@@ -17,7 +17,20 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from planner_core.core import DeviceMesh, Note, NoteKind, Plan, PlannerError, Sentence, named, parse_mesh, time_amount
+from planner_core.core import (
+    USUAL_STACK,
+    DeviceMesh,
+    Graph,
+    Note,
+    NoteKind,
+    Plan,
+    PlannerError,
+    Sentence,
+    load_stack,
+    named,
+    parse_mesh,
+    time_amount,
+)
 from planner_core.cost import cost_model_of, host_seconds, least_host_seconds
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
@@ -221,6 +234,29 @@ def note_host_wait(plan: Plan) -> tuple[str, ...]:
         *remedy,
     )
     return (note,)
+
+
+def note_unknown_host(plan: Plan, graph: Graph) -> tuple[Note, ...]:
+    """Return a note where the pace of the stack's host was not measured, and at PyTorch's the host would be slower than the step.
+
+    Example: ViT-large with 16 samples a GPU takes 46 ms on torchtitan's stack, without waits, and 157 ms on PyTorch's, with them."""
+    model = cost_model_of(plan)
+    if model.software.call_s:
+        return ()
+    host = host_seconds(plan.blocks, graph, model, load_stack(USUAL_STACK).call_s)
+    ranks = (
+        plan.pipeline.ranks if plan.pipeline else 1
+    )  # each rank of a pipeline has a host, which issues its stages alone
+    issued_s = (plan.accumulate * (host.forward + host.backward) + host.step) / ranks
+    if issued_s <= plan.cost.step_time_s:
+        return ()
+    note = Sentence(
+        f"how fast a host issues the kernels of {model.software.name} was not measured, so the step, ",
+        time_amount(plan.cost.step_time_s),
+        ", has no waits for it; at PyTorch's pace the host needs about ",
+        time_amount(issued_s),
+    )
+    return (Note(note, NoteKind.UNKNOWN_HOST),)
 
 
 def note_gap_with_waits(plan: Plan) -> Plan:

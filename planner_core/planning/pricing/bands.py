@@ -88,8 +88,8 @@ def time_band(plan: Plan, cluster: Cluster) -> Band:
         return Band(UNKNOWN_BAND, 0, None, None, measured, why=why)
     low = math.exp(-math.hypot(row["p90"], Z_NINE_IN_TEN * sigma))
     high, step = math.exp(math.hypot(row["p90"], Z_NINE_IN_TEN * sigma)), plan.cost.step_time_s
-    # The floor was measured of eager runs alone, whose host launches each kernel. It counts the calls of all stages, which no host
-    # issues alone: a step of 12.0 s on torch, with 1 ms of waits, was said to take up to 43.8 s.
+    # The floor was measured of eager runs alone, whose host launches each kernel. A step of 12.0 s on torch, with 1 ms of waits, was said
+    # to take up to 43.8 s.
     priced = plan.workload.get("compiled") or workload_of(plan).resolved().call_s
     host_s = 0.0 if priced else num_operator_calls(plan) * table["host"]["call_s"]
     # The floor only extends the band upwards: its lower end stays that of the published runs.
@@ -108,9 +108,10 @@ def _missing_evidence(plan: Plan, kind: str) -> str:
 
 
 def num_operator_calls(plan: Plan) -> int:
-    """Return the calls of operators in the forward passes of a step."""
+    """Return the calls of operators in the forward passes of a step, on each rank of a pipeline."""
     calls = sum(len(block.sites) * len(block.prefixes) for block in plan.blocks.values())
-    return calls * plan.accumulate
+    # Each rank of a pipeline has a host, which issues its own stages alone.
+    return calls * plan.accumulate // (plan.pipeline.ranks if plan.pipeline else 1)
 
 
 def time_sigma(plan: Plan, cluster: Cluster) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner_core.core import Cluster, NoPlanFits, Note, Plan, PlannerError, Sentence, Workload, named, slow_dtype_notes
+from planner_core.planning.fitting.host_waits import note_unknown_host
 from planner_core.planning.fitting.shortage import describe_memory
 from planner_core.planning.methods import (
     CP_TYPES,
@@ -84,6 +85,7 @@ def price_statement(
         *load.assumptions,
         *planner.graph.assumptions,
         *_stack_note(stated, load),
+        *(note.sentence for note in note_unknown_host(plan, planner.graph)),
         *note_schedule(stated.layout, load.stack),
         *note_recompute(load.recompute, load.stack),
         *shortage,

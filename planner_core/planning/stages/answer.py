@@ -21,6 +21,7 @@ from planner_core.core import (
     time_amount,
 )
 from planner_core.models import has_own_inputs
+from planner_core.planning.fitting.host_waits import note_unknown_host
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.methods import BASELINES, EXACT, megatron_fault, tool_term
 from planner_core.planning.planner import Planner, prepare_planner
@@ -225,5 +226,6 @@ def _add_notes(staged: StagedPlan, chosen: Plan, tool: str | None = None, more: 
         excess = describe_excess(plan.cost.step_time_s, bound, "best of the degrees that were looked at")
         what = "a bound of each rank's time and memory, without most of its waits"
         gap = Sentence(gap, f": {excess}. None takes less than ", time_amount(bound), f", {what}")
-    notes = (Note(gain), Note(gap, NoteKind.GAP), *plan.notes, *((Note(more),) if more else ()))
+    host = note_unknown_host(plan, staged.planner.graph)
+    notes = (Note(gain), Note(gap, NoteKind.GAP), *plan.notes, *host, *((Note(more),) if more else ()))
     return replace(staged, plan=replace(plan, notes=notes, bound=min(bound, plan.cost.step_time_s)))
