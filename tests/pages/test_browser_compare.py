@@ -80,9 +80,7 @@ def test_a_third_plan_beside_the_two(visit: Visit) -> None:
     page = visit.page
     visit.open("/compare?compare=best,megatron-lm")
     field = page.get_by_role("combobox", name=re.compile("Plans"))
-    field.scroll_into_view_if_needed()
-    page.wait_for_timeout(500)
-    field.click()
+    visit.click(field)
     page.get_by_role("option", name=re.compile("^FSDP")).click()
     page.wait_for_function("location.search.includes('fsdp')")
     page.keyboard.press("Escape")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LONG_MS = 180_000
 """How long a page may take; loaded machines take long."""
 ENDED = (ForwardMsg.FINISHED_SUCCESSFULLY, ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY)
-HERE = re.compile(r"^(?:(?:https?|wss?)://(?:127\.0\.0\.1|localhost)[:/]|data:|blob:|about:)")
+HERE = re.compile(r"^(?:(?:https?|wss?)://(?:127\.0\.0\.1|localhost)[:/]|data:|blob:|about:|file:)")
 # On a deep link Streamlit looks for its endpoints below the page's path first.
 PROBE = re.compile(r"/_stcore/(?:health|host-config)")
 
@@ -78,6 +78,7 @@ class Visit:
         page.on("pageerror", lambda e: self.errors.append(str(e)))
         page.on("console", self._said)
         self._unanswered = False
+        self.num_runs = 0
         page.on("websocket", self._listen)
 
     def _said(self, message: object) -> None:
@@ -97,6 +98,7 @@ class Visit:
         def received(frame: bytes | str) -> None:
             if ends_a_run(frame):
                 self._unanswered = False
+                self.num_runs += 1
 
         socket.on("framesent", sent)
         socket.on("framereceived", received)
