@@ -13,6 +13,7 @@ from planner_core.cli.main import main
 from planner_core.core import load_plan, time_amount
 from planner_core.cost import zero_stage
 from planner_core.planning import Request
+from planner_core.planning.analysis.legend import step_parts
 from planner_core.planning.analysis.reporting import format_seconds, text
 from tests.cli.test_cli import run
 from tests.support.plans import planned
@@ -208,6 +209,30 @@ def test_a_bubble_is_not_communication(capsys: pytest.CaptureFixture[str]) -> No
     cells = (own[: head.index(name) + len(name)].split()[-2:] for name in names)
     exposed, bubble, every = (float(number) * as_s[unit] for number, unit in cells)
     assert bubble > 0 and exposed < every < exposed + bubble
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request("gpt2-xl", cluster="1x8-h100", layers=1, batch=8, seq=256),  # waits for the host
+        Request(
+            "llama-3-8b", cluster="1x8-h100", layers=2, batch=16, seq=512, stack="torchtitan"
+        ),  # is outside for 23 ms
+        # stands idle in a bubble
+        Request("t5-large", cluster="1x8-h100", layers=8, batch=64, seq=512, layout="dp=4,pp=2", accumulate=None),
+    ],
+    ids=lambda r: r.model,
+)
+def test_the_parts_of_a_row_add_up_to_its_step(request_: Request) -> None:
+    """Of a step of 568 ms the table showed 535, without a word on its optimizer and on what is outside of the GPU's work."""
+    found = planned(request_)
+    head = re.split(r" {2,}", text(found).split("\n\n")[1].splitlines()[0])
+    shown = head[head.index("MFU %") + 1 : head.index("all comm")]
+    for plan in found.plans:
+        parts = step_parts(plan)
+        assert sum(parts[name] for name in shown) == pytest.approx(plan.cost.step_time_s, rel=1e-9), plan.name
+    words = next(line for line in text(found).splitlines() if line.startswith("a step is "))
+    assert all(name in words for name in shown)
 
 
 def test_a_wait_for_the_host_is_not_computation() -> None:

@@ -10,7 +10,8 @@ from explorer.analysis.shortlist import shortlist
 from explorer.text.recipe import describe_gap, layout_name
 from planner_core.core import DeviceMesh, Plan
 from planner_core.planning import plan_ids
-from planner_core.planning.analysis.reporting import first_plan_text, is_slowed, plan_report, plan_summary, text
+from planner_core.planning.analysis.legend import is_slowed
+from planner_core.planning.analysis.reporting import first_plan_text, plan_report, plan_summary, text
 from planner_core.planning.methods import METHODS, OWN_WORKLOAD
 from planner_core.planning.request import Request
 from planner_core.planning.result import Result

@@ -14,6 +14,7 @@ from bench.support.published.reserved import TENSORS_ALONE, Fit, Peak, close_lef
 from planner_core.core import ASSETS, load_cluster
 from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis import price_report, price_text
+from planner_core.planning.analysis.legend import describe_tight, fits_mark
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import (
     GATHERED_WEIGHTS,
@@ -135,3 +136,19 @@ def test_the_asset_is_the_fit_of_what_is_kept(tmp_path: Path, monkeypatch: pytes
     memory.reserved.write_asset(memory.peaks_by_kind(found))
     assert json.loads(asset.read_text()) == json.loads((ASSETS / "reserved.json").read_text())
     assert memory.reserved.format_section(memory.peaks_by_kind(found)) in memory.TABLE.read_text()
+
+
+def test_fits_is_no_plain_yes_where_the_allocator_may_need_more_than_the_gpu_has() -> None:
+    """`fits` said yes of 74 to 79.6 GiB reserved of 79.6."""
+    pricer = Pricer("llama-3-8b", load_cluster("1x8-h100"))
+    plan = pricer.plan(Statement(parse_layout("fsdp=8"), layers=2))
+    assert plan is not None
+    row, peak = KINDS[OWN_PROGRAM], plan.cost.memory_bytes["peak"]
+    likely = row["scale"] * peak + row["add_bytes"]
+    marks = []
+    for memory_bytes in (likely * row["high"] * 1.001, likely * row["high"] * 0.999, likely * 0.999):
+        small = replace(pricer.cluster, gpu=replace(pricer.cluster.gpu, memory_bytes=round(memory_bytes)))
+        marks.append((fits_mark(plan, small), predict_reserved(plan, small).short))
+        assert bool(describe_tight([plan], small)) is (marks[-1][0] == "tight")
+    assert marks == [("yes", False), ("tight", False), ("tight", True)]
+    assert fits_mark(replace(plan, fits=False), pricer.cluster) == "no"

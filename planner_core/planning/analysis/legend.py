@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from planner_core.core import NoteKind, Plan, Sentence, named
+from planner_core.core import Cluster, NoteKind, Plan, Sentence, named
 from planner_core.cost import IDLE, axis_roles
 from planner_core.planning.fitting.simpler import FASTEST, leads_by_simplicity
-from planner_core.planning.pricing import Speed
+from planner_core.planning.pricing import BUBBLE, EXPOSED_COMM, Speed, predict_reserved, split_pipeline_step
 from planner_core.planning.result import Result
 from planner_core.planning.stages import may_use_stages
 from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
 
 BAND_WORDS = "from ... to: nine in ten published runs of such a kind were measured between these (assets/bands.json)"
 HOST_END = "the upper end is what a host may need to issue the kernels, whose pace was not measured on this stack"
+TIGHT = "tight"
+TIGHT_WORDS = (
+    "tight: the tensors fit, but PyTorch's allocator, which keeps freed blocks too, may need more than the GPU has; it then frees blocks "
+    "and allocates anew, which takes time that is not in the step"
+)
+ALL_COMM = "all comm is each collective by itself, also where computation hides it"
+SLOWED = "exposed comm is above it where collectives at one time slow each other and computation"
+SHOWN_DIFFERENCE = 5e-4
+"""Seconds that differ by a smaller share have the same three figures."""
 SIMULATION_AGREES = 0.01
 """A simulation that is closer to a plan's time than this share agrees with it."""
 WIDE_GAP = 0.01
@@ -54,6 +63,51 @@ def describe_bands(rows: Iterable[tuple[str, Speed]]) -> str:
     """Say what both ends of a band are, and which rows end above the published runs, at the pace of a host."""
     hosted = [name for name, speed in rows if speed.band.host_s]
     return f"{BAND_WORDS}; of {', '.join(hosted)} {HOST_END}" if hosted else BAND_WORDS
+
+
+def fits_mark(plan: Plan, cluster: Cluster) -> str:
+    """Return what the column `fits` says of a plan. Example: tensors of 73.3 GiB fit in 79.6, of which the allocator may reserve all."""
+    return "no" if not plan.fits else TIGHT if predict_reserved(plan, cluster).tight else "yes"
+
+
+def describe_tight(plans: Iterable[Plan], cluster: Cluster) -> tuple[str, ...]:
+    """Say what `tight` in the column `fits` means, if a row has it."""
+    return (TIGHT_WORDS,) if any(fits_mark(p, cluster) == TIGHT for p in plans) else ()
+
+
+def exposed_and_bubble(plan: Plan) -> tuple[float, float]:
+    """Return the seconds of a step in which a GPU waits for collectives, and in which it waits for other stages."""
+    if plan.pipeline is None:
+        return plan.cost.exposed_comm_time_s, 0.0
+    parts = split_pipeline_step(plan)
+    return parts[EXPOSED_COMM], parts[BUBBLE]
+
+
+def is_slowed(plan: Plan) -> bool:
+    """Return whether a plan has more exposed communication than all there is. Both are sums, which may differ by rounding alone."""
+    return exposed_and_bubble(plan)[0] > plan.cost.comm_time_s * (1 + SHOWN_DIFFERENCE)
+
+
+def step_parts(plan: Plan) -> dict[str, float]:
+    """Return the seconds of a step by column of the table; they add up to it."""
+    c, (exposed, bubble) = plan.cost, exposed_and_bubble(plan)
+    return {
+        # Without the wait: a plan of small kernels would seem to compute longer than one of large kernels.
+        "compute": c.gpu_compute_s,
+        "host wait": c.host_wait_s,
+        "exposed comm": exposed,
+        "bubble": bubble,
+        "optimizer": c.optimizer_time_s,
+        "outside": c.outside_time_s,
+    }
+
+
+def describe_parts(plans: Sequence[Plan]) -> str:
+    """Say which columns a step is, and what `all comm` is beside them."""
+    parts = [step_parts(p) for p in plans]
+    *first, last = (name for name in parts[0] if any(row[name] for row in parts))
+    slowed = f"; {SLOWED}" if any(map(is_slowed, plans)) else ""
+    return f"a step is {', '.join(first)} and {last}; {ALL_COMM}{slowed}"
 
 
 def describe_open_gap(result: Result) -> Sentence:

@@ -8,7 +8,7 @@ from typing import Any
 from planner_core.core import Cluster, Plan
 from planner_core.cost import zero_stage
 from planner_core.models import has_own_inputs
-from planner_core.planning.analysis.legend import describe_bands, describe_fullest_ranks
+from planner_core.planning.analysis.legend import describe_bands, describe_fullest_ranks, describe_tight, fits_mark
 from planner_core.planning.analysis.reporting import (
     describe_micro_batches,
     describe_recomputation,
@@ -93,10 +93,15 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
     if priced.plan is None or priced.speed is None:
         return "\n".join([head, "not legal for this model:", *priced.reasons])
     rows = [["", "step", "from", "to", f"{name_throughput(priced.plan)}/GPU", "MFU", "memory GiB", "fits"]]
-    rows += [_plan_row("stated", priced.plan, priced.speed)]
+    rows += [_plan_row("stated", priced.plan, priced.speed, priced.cluster)]
     if priced.best is not None and priced.best_speed is not None:
         rows.append(
-            _plan_row(f"{_name_best(priced.best, priced.cluster)}: {priced.best.mesh}", priced.best, priced.best_speed)
+            _plan_row(
+                f"{_name_best(priced.best, priced.cluster)}: {priced.best.mesh}",
+                priced.best,
+                priced.best_speed,
+                priced.cluster,
+            )
         )
     parts = ", ".join(f"{what} {format_seconds(s)}" for what, s in (priced.parts or {}).items())
     helps = [
@@ -113,6 +118,7 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
         *([f"from ... to is not known: {priced.speed.band.why}"] if priced.speed.band.why else []),
         *([describe_bands([("stated", priced.speed)])] if priced.speed.band.host_s else []),
         *describe_fullest_ranks([replace(priced.plan, name="stated")]),
+        *describe_tight(filter(None, (priced.plan, priced.best)), priced.cluster),
         "",
         f"a step is {parts}; limited by {priced.limited_by}",
         *([priced.fills] if priced.fills else []),
@@ -140,7 +146,7 @@ def _describe_choices(best: Plan, cluster: Cluster) -> str:
     return f"{_name_best(best, cluster)}: {choices}"
 
 
-def _plan_row(name: str, plan: Plan, speed: Speed) -> list[str]:
+def _plan_row(name: str, plan: Plan, speed: Speed, cluster: Cluster) -> list[str]:
     return [
         name,
         format_seconds(speed.step_time_s),
@@ -148,7 +154,7 @@ def _plan_row(name: str, plan: Plan, speed: Speed) -> list[str]:
         f"{speed.tokens_per_s_per_gpu:,.0f}",
         f"{100 * speed.mfu:.1f} %",
         format_peak_gib(plan),
-        "yes" if plan.fits else "no",
+        fits_mark(plan, cluster),
     ]
 
 

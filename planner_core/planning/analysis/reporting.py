@@ -10,6 +10,7 @@ from typing import Any
 
 from planner_core.core import (
     BlockLabel,
+    Cluster,
     Note,
     NoteKind,
     Plan,
@@ -27,19 +28,21 @@ from planner_core.planning.analysis.legend import (
     describe_bands,
     describe_idle_axes,
     describe_open_gap,
+    describe_parts,
     describe_stages,
+    describe_tight,
     find_same_plan,
+    fits_mark,
     proven_mark,
     row_title,
     simulation_text,
+    step_parts,
 )
 from planner_core.planning.fitting.front import FrontPoint, describe_measures
 from planner_core.planning.fitting.host_waits import describe_gap_with_waits
 from planner_core.planning.methods import EXACT, METHODS, describe_tool_space
 from planner_core.planning.planner import usable_bytes
 from planner_core.planning.pricing import (
-    BUBBLE,
-    EXPOSED_COMM,
     Budget,
     ReservedMemory,
     Speed,
@@ -48,7 +51,6 @@ from planner_core.planning.pricing import (
     measure_speed,
     name_throughput,
     predict_reserved,
-    split_pipeline_step,
 )
 from planner_core.planning.request import Request
 from planner_core.planning.result import Choice, Result
@@ -57,7 +59,7 @@ from planner_core.search import describe_gap
 from planner_core.search.candidates import weight_matrices
 
 SCHEMA = "shardscope.report/1"
-SLOWED = "exposed comm above all comm: collectives at one time slow each other and computation; all comm is each of them by itself"
+EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 
 
 def simulate_steps(result: Result) -> list[float]:
@@ -312,9 +314,12 @@ def reserved_text(reserved: ReservedMemory) -> str:
     if reserved.short:
         return (
             "its tensors fit, but PyTorch's allocator, which keeps freed blocks too, would reserve more than the GPU has: it will free "
-            "blocks and allocate them anew, which takes time that is not in the step. PYTORCH_ALLOC_CONF=expandable_segments:True helps"
+            f"blocks and allocate them anew, which takes time that is not in the step. {EXPANDABLE} helps"
         )
-    return f"PyTorch's allocator will have about {likely} GiB reserved ({low} to {high} in nine in ten measured runs, {reserved.kind})"
+    most = f"all {high} of the GPU" if reserved.tight else high
+    range_ = f"{low} to {most} in nine in ten measured runs, {reserved.kind}"
+    more = f"; {EXPANDABLE} leaves it more room" if reserved.tight else ""
+    return f"PyTorch's allocator will have about {likely} GiB reserved ({range_}){more}"
 
 
 def format_peak_gib(plan: Plan) -> str:
@@ -322,33 +327,29 @@ def format_peak_gib(plan: Plan) -> str:
     return f"{plan.cost.memory_bytes['peak'] / 2**30:.1f}"
 
 
-def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget | None) -> str:
-    """One line per plan. Waits for the host, and the bubble of plans with stages, are columns where a plan has them."""
-    staged, waits = any(p.pipeline for p in plans), any(p.cost.host_wait_s for p in plans)
-    columns = ["step", "from", "to", f"{name_throughput(plans[0])}/GPU", "MFU %", "compute", *["host wait"] * waits]
-    columns += ["exposed comm", *["bubble"] * staged]
-    rows = [["plan", "mesh", "micro-batch", "recompute", *columns, "all comm", "memory GiB", "fits", "proven"]]
-    rows[0] += [] if budget is None else ["days", "cost"]
-    for p, speed in zip(plans, speeds, strict=True):
-        c, (exposed, bubble) = p.cost, exposed_and_bubble(p)
+def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], cluster: Cluster, budget: Budget | None) -> str:
+    """One line per plan, whose parts add up to its step. Parts that no plan has are left out."""
+    parts = [step_parts(p) for p in plans]
+    shown = [name for name in parts[0] if any(row[name] for row in parts) or name in ("compute", "exposed comm")]
+    rows = [
+        ["plan", "mesh", "micro-batch", "recompute", "step", "from", "to", f"{name_throughput(plans[0])}/GPU", "MFU %"]
+    ]
+    rows[0] += [*shown, "all comm", "memory GiB", "fits", "proven", *(() if budget is None else ("days", "cost"))]
+    for p, speed, row in zip(plans, speeds, parts, strict=True):
         rows.append(
             [
                 row_title(p, plans),
                 describe_arrangement(p),
                 describe_micro_batches(p),
                 describe_recomputation(p),
-                format_seconds(c.step_time_s),
+                format_seconds(p.cost.step_time_s),
                 *speed.between(format_seconds),
                 f"{speed.tokens_per_s_per_gpu:,.0f}",
                 f"{100 * speed.mfu:.1f}",
-                # Without the wait: a plan of small kernels would seem to compute longer than one of large kernels.
-                format_seconds(c.gpu_compute_s),
-                *[format_seconds(c.host_wait_s)] * waits,
-                format_seconds(exposed),
-                *[format_seconds(bubble)] * staged,
-                format_seconds(c.comm_time_s),
+                *(format_seconds(row[name]) for name in shown),
+                format_seconds(p.cost.comm_time_s),
                 format_peak_gib(p),
-                "yes" if p.fits else "no",
+                fits_mark(p, cluster),
                 proven_mark(find_same_plan(p, plans)),
                 *([] if budget is None else budget.cells(speed, p.num_gpus)),
             ]
@@ -358,20 +359,6 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget
 
 
 LEFT_COLUMNS = ("plan", "mesh", "micro-batch", "recompute", "fits", "proven")
-
-
-def exposed_and_bubble(plan: Plan) -> tuple[float, float]:
-    """Return the seconds of a step in which a GPU waits for collectives, and in which it waits for other stages."""
-    if plan.pipeline is None:
-        return plan.cost.exposed_comm_time_s, 0.0
-    parts = split_pipeline_step(plan)
-    return parts[EXPOSED_COMM], parts[BUBBLE]
-
-
-def is_slowed(plan: Plan) -> bool:
-    """Return whether the report shows more exposed communication than all there is. Both are sums, which may differ by rounding alone."""
-    exposed, alone = exposed_and_bubble(plan)[0], plan.cost.comm_time_s
-    return exposed > alone and format_seconds(exposed) != format_seconds(alone)
 
 
 def describe_micro_batches(plan: Plan) -> str:
@@ -427,11 +414,12 @@ def text(
         *(note.sentence for note in result.notes),
         *unknown,
         "",
-        plans_table(result.plans, speeds, budget),
+        plans_table(result.plans, speeds, c, budget),
         proof_text(result.asked) + describe_open_gap(result).worded(word),
         describe_bands(zip((p.name for p in result.plans), speeds, strict=True)),
         *describe_idle_axes(result.plans),
-        *([SLOWED] if any(map(is_slowed, result.plans)) else []),
+        *describe_tight(result.plans, c),
+        describe_parts(result.plans),
         simulation_text(result.plans, times or simulate_steps(result)),
         f"how sure the order is: {result.choice.sentence}",
         *reserved,

@@ -29,7 +29,7 @@ class ReservedMemory:
     """Bytes that the allocator of the fullest GPU reserves, at most the memory of the GPU.
 
     Nine in ten of the `runs` measured runs of this kind lie between `low_bytes` and `high_bytes`. `short`: the allocator needs more
-    than the GPU has, so it frees and reallocates blocks, which costs time."""
+    than the GPU has, so it frees and reallocates blocks, which costs time. `tight`: it may, since the upper end is more than that."""
 
     kind: str
     runs: int
@@ -37,6 +37,7 @@ class ReservedMemory:
     low_bytes: int
     high_bytes: int
     short: bool
+    tight: bool
 
     def to_json(self) -> dict[str, Any]:
         """Return the object for `plan --json`."""
@@ -64,6 +65,7 @@ def predict_reserved(plan: Plan, cluster: Cluster) -> ReservedMemory:
     kind, capacity = _kind_of_plan(plan), cluster.gpu.memory_bytes
     row = _load_kinds()[kind]
     likely = row["scale"] * plan.cost.memory_bytes["peak"] + row["add_bytes"]
-    # The allocator cannot reserve more than there is: it frees cached blocks first. `short` tells what was cut off.
+    # The allocator cannot reserve more than there is: it frees cached blocks first. `short` and `tight` tell what was cut off.
     peak, low, high = (min(capacity, round(likely * factor)) for factor in (1.0, row["low"], row["high"]))
-    return ReservedMemory(kind, int(row["n"]), peak, low, high, short=likely > capacity)
+    short, tight = likely > capacity, likely * row["high"] > capacity
+    return ReservedMemory(kind, int(row["n"]), peak, low, high, short, tight)
