@@ -238,7 +238,7 @@ def first(place: Place) -> Iterator[Figure]:
     cases = (
         ("Overview: the graph", "/", "g.node"),
         ("Overview: the table of plans", "/", ".plans tbody tr"),
-        ("Plans: the chart", "/plans", ".js-plotly-plot .scatterlayer"),
+        ("Plans: the chart", "/plans", ".chart path.mark"),
     )
     with place.page("/"):
         pass

@@ -1,4 +1,4 @@
-"""The components of this project, drawn in the browser: the model graph, steps in time, SVG, the table of plans."""
+"""The components of this project, drawn in the browser: the model graph, steps in time, SVG, the table and the chart of plans."""
 
 from __future__ import annotations
 
@@ -37,10 +37,24 @@ _PLANS = st.components.v2.component(
     js=script("plans_table"),
 )
 
+_CHART = st.components.v2.component(
+    "shardscope_plans_chart",
+    html="<div class='chart'></div>",
+    css=style("plans_chart"),
+    js=script("plans_chart"),
+)
+CHART_HEIGHT = 424
+"""Pixels of the chart of plans, with its legend of three lines on a phone."""
+
 
 def draw_rows(data: dict[str, Any], *, key: str, on_choose: Callable[[], None]) -> None:
     """Draw a table (see plans_table.js); a click on a row puts `{"id"}` at `st.session_state[key]["chosen"]`."""
     _PLANS(key=key, data=data, on_chosen_change=on_choose)
+
+
+def draw_plans_chart(data: dict[str, Any], *, key: str, on_choose: Callable[[], None]) -> None:
+    """Draw plans as points (see plans_chart.js); a click on one puts `{"id"}` at `st.session_state[key]["chosen"]`."""
+    _CHART(key=key, data=data, height=CHART_HEIGHT, on_chosen_change=on_choose)
 
 
 def draw_streams(data: dict[str, Any], *, key: str) -> None:

@@ -19,8 +19,8 @@ DARK = "@media (prefers-color-scheme: dark) { html { background: #0f1317; color-
 """Until Streamlit's theme is there (.streamlit/config.toml) a page is as the browser draws it: a white flash to who reads in the dark."""
 NEEDED = ("Html", "BidiComponent", "Selectbox", "Checkbox", "PageLink", "Button", "ButtonGroup", "Slider")
 """The elements that pages are made of and whose scripts Streamlit loads late."""
-CHARTED = ("/plans", "/measured")
-"""Pages whose first picture is a chart. Others do not wait for its script, of megabytes."""
+CHARTED = ("/measured",)
+"""Pages whose first picture is a chart of Plotly's. Others do not wait for its script, of megabytes."""
 IMPORTED = re.compile(r'(?:from|import)\s*"\./([\w.~-]+\.js)"')
 END = b"</body>"
 DROPPED = {b"accept-encoding", b"if-none-match", b"if-modified-since"}

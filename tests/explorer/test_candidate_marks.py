@@ -12,7 +12,7 @@ import pytest
 from explorer.address import pins, settings
 from explorer.address.settings import Unreadable
 from explorer.analysis import candidate_marks as marks
-from explorer.figures import scatter
+from explorer.figures import plans_chart, scatter
 from explorer.figures.palette import LIGHT
 from explorer.jobs.result_cache import ResultCache
 from planner_core.planning import plan_ids
@@ -93,10 +93,10 @@ def test_ties_are_those_within_the_error_and_fit(plans: dict[str, Any]) -> None:
     assert marks.find_ties({"a": plans[near[0]]}) == []
 
 
-def test_the_scatter_rings_the_ties(plans: dict[str, Any]) -> None:
-    figure = scatter.plans_scatter(plans, "best", 80 * 2**30, LIGHT)
-    ring = next(t for t in figure.data if "tie" in t.name)
-    assert len(ring.x) == len(marks.find_ties(plans)) > 1
+def test_the_chart_rings_the_ties(plans: dict[str, Any]) -> None:
+    points = plans_chart.draw_plans(plans, "best", 80 * 2**30)["points"]
+    ringed = {p["id"] for p in points if p["tie"]}
+    assert ringed == set(marks.find_ties(plans)) and len(ringed) > 1
 
 
 # --- pins ------------------------------------------------------------------------------------------------

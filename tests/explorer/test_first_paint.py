@@ -42,7 +42,7 @@ def asked(path: str, headers: dict[bytes, bytes], kind: bytes, body: bytes) -> t
 
 def test_a_page_comes_with_its_styles_and_is_asked_for_whole() -> None:
     asking = {b"accept": b"text/html,*/*", b"accept-encoding": b"gzip", b"if-none-match": b"streamlit's"}
-    headers, body, seen = asked("/plans", asking, b"text/html; charset=utf-8", PAGE)
+    headers, body, seen = asked("/measured", asking, b"text/html; charset=utf-8", PAGE)
     for name in STYLES:
         assert style(name).encode() in body
     assert body.index(b"</style>") > body.index(b'<div id="root">'), (
@@ -54,7 +54,8 @@ def test_a_page_comes_with_its_styles_and_is_asked_for_whole() -> None:
     assert re.search(rb'<script type="module" src="./static/js/PlotlyChart\.[\w-]+\.js">', body), (
         "its first picture is a chart"
     )
-    assert b"/PlotlyChart." not in asked("/", asking, b"text/html", PAGE)[1]
+    for path in ("/", "/plans"):
+        assert b"/PlotlyChart." not in asked(path, asking, b"text/html", PAGE)[1]
 
 
 @pytest.mark.parametrize("accept", [b"*/*", b"text/html"])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.address import settings
-from explorer.figures import name_placement
+from explorer.figures import name_placement, plans_chart
 from explorer.figures import scatter as scatters
 from explorer.figures.palette import DARK, LIGHT, Theme, device_colour
 from explorer.jobs import export as exporting
@@ -138,20 +138,15 @@ def test_headline_comes_from_the_numbers(result: Result) -> None:
     assert "tie" in words.compare_steps(a, a)
 
 
-@pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_figures_carry_units_and_every_plan(result: Result, theme: Theme) -> None:
+@pytest.mark.parametrize("axis", ["communication", "exposed", "step"])
+def test_the_chart_carries_units_and_every_plan(result: Result, axis: str) -> None:
     plans = {p.name: p for p in result.plans}
-    capacity = result.cluster.gpu.memory_bytes
-    scatter = scatters.plans_scatter(plans, "best", capacity, theme)
-    assert scatter.layout.xaxis.title.text.endswith("ms")
-    assert scatter.layout.yaxis.title.text.endswith("GiB")
-    assert {n for t in scatter.data if t.customdata is not None for n in t.customdata} == set(plans)
-    for axis in ("communication", "exposed", "step"):
-        drawn = scatters.plans_scatter(plans, "best", capacity, theme, axis)
-        times = [x for t in drawn.data if t.customdata is not None for x in t.x]
-        left, right = drawn.layout.xaxis.range
-        assert left < min(times) and max(times) < right
-        assert max(times) - min(times) > 0.3 * (right - left), "plans do not lie in a blot beside an empty half"
+    drawn = plans_chart.draw_plans(plans, "best", result.cluster.gpu.memory_bytes, axis)
+    assert drawn["x"]["name"].endswith("ms") and drawn["y"]["name"].endswith("GiB")
+    assert [p["id"] for p in drawn["points"]] == list(plans)
+    times, (left, right) = [p["x"] for p in drawn["points"]], (drawn["x"]["low"], drawn["x"]["high"])
+    assert left < min(times) and max(times) < right
+    assert max(times) - min(times) > 0.3 * (right - left), "plans do not lie in a blot beside an empty half"
 
 
 def test_every_candidate_is_a_point(result: Result) -> None:
@@ -226,8 +221,8 @@ CROWDED = {
 """Step in ms and GiB of the plans of Llama-3-8B on two nodes of eight H100."""
 
 
-@pytest.mark.parametrize(("opacity", "width"), [(0.999, 424), (0.999, 616), (0.99, 256), (0.99, 296)])
-def test_every_name_is_beside_its_point_or_joined_to_it(result: Result, opacity: float, width: int) -> None:
+@pytest.mark.parametrize("width", [256, 296, 424, 616])
+def test_every_name_is_beside_its_point_or_joined_to_it(result: Result, width: int) -> None:
     """A name without a leader is nearest to its own point; a leader runs over no other mark, nor does a name cover one."""
     cost = result.best.cost
     plans = {
@@ -240,27 +235,26 @@ def test_every_name_is_beside_its_point_or_joined_to_it(result: Result, opacity:
         )
         for name, (ms, gib) in CROWDED.items()
     }
-    figure = scatters.plans_scatter(plans, "FSDP", round(73.3 * units.GIB), LIGHT, "step")
-    (left, right), (low, high) = figure.layout.xaxis.range, figure.layout.yaxis.range
+    chart = plans_chart.draw_plans(plans, "FSDP", round(73.3 * units.GIB))
+    group = next(k for k, widest in enumerate(chart["widths"]) if width <= widest)
+    left, right, high = chart["x"]["low"], chart["x"]["high"], chart["y"]["high"]
 
-    def point(ms: float, gib: float) -> complex:
-        return complex((ms - left) / (right - left) * width, (high - gib) / (high - low) * 302)
+    def mark_of(ms: float, gib: float) -> complex:
+        return complex((ms - left) / (right - left) * width, (1 - gib / high) * plans_chart.PLOT_HEIGHT)
 
-    marks = {name: point(*end) for name, end in CROWDED.items()}
-    drawn = [a for a in figure.layout.annotations if a.opacity == opacity]
+    marks = {name: mark_of(*end) for name, end in CROWDED.items()}
+    drawn = [p for p in chart["points"] if p["places"]]
     assert len(drawn) == len(CROWDED) - 3, "trade-offs have no names"
-    for note in drawn:
-        own = point(note.x, note.y)
-        end = own + complex(note.ax, note.ay)
-        joined = note.arrowcolor != "rgba(0,0,0,0)"
-        side = 1 if note.xanchor == "left" else -1
-        text = [end + side * x for x in range(6 * len(note.text))]
+    for point in drawn:
+        own, place = mark_of(point["x"], point["y"]), point["places"][group]
+        end = own + complex(place.right, place.down)
+        text = [end + (1 if place.right > 0 else -1) * x for x in range(6 * len(point["name"]))]
         for name, mark in marks.items():
             if abs(mark - own) < 0.1:
                 continue
-            assert min(abs(mark - t) for t in text) > (8 if joined else 1.5 * abs(end - own)), (note.text, name)
-            if joined and abs(mark - own) > 10:
-                assert min(abs(mark - own - (end - own) * k / 50) for k in range(51)) > 7, (note.text, name)
+            assert min(abs(mark - t) for t in text) > (8 if place.leader else 1.5 * abs(end - own)), (point, name)
+            if place.leader and abs(mark - own) > 10:
+                assert min(abs(mark - own - (end - own) * k / 50) for k in range(51)) > 7, (point, name)
 
 
 def test_the_page_offers_what_the_exporters_can_write() -> None:

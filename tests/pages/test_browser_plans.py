@@ -39,6 +39,25 @@ def test_a_clicked_candidate_is_in_the_link(visit: Visit) -> None:
     expect(page.get_by_text(re.compile("of communication = 32 ×"))).to_have_text(told)
 
 
+def test_a_point_of_the_chart_says_its_figures_and_chooses_its_plan(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/plans")
+    for plan in ("data-parallel", "hf-expert"):
+        page.locator(f".chart [data-id={plan}] .mark").hover()
+        card = page.locator(".chart .card").inner_text()
+        assert "communication" in card and "GiB" in card
+        page.locator(f".chart [data-id={plan}] .mark").click()
+        visit.asks(lambda query, plan=plan: f"plan={plan}" in query)
+        visit.settle()
+        expect(page.locator(f".chart [data-id={plan}] .chosen")).to_have_count(1)
+        expect(page.locator(f".plans tr[data-id={plan}]")).to_have_attribute("aria-current", "true")
+    page.set_viewport_size({"width": 400, "height": 900})
+    page.wait_for_function("document.querySelector('[data-testid=stMain]').clientWidth <= 400")
+    chart, mark = page.locator(".chart").bounding_box(), page.locator(".chart [data-id=hf-expert]").bounding_box()
+    assert chart is not None and mark is not None
+    assert chart["x"] < mark["x"] and mark["x"] + mark["width"] < chart["x"] + chart["width"], "drawn anew for a phone"
+
+
 @pytest.mark.slow
 def test_pins_survive_new_settings_and_a_reload(visit: Visit) -> None:
     page = visit.page
@@ -91,7 +110,7 @@ def test_planning_says_what_it_does_and_can_be_stopped(visit: Visit) -> None:
     page.get_by_role("button", name="Stop", exact=True).click()
     page.get_by_text("Planning was stopped").wait_for()
     visit.settle()
-    expect(page.locator(".js-plotly-plot")).to_have_count(0)
+    expect(page.locator(".chart")).to_have_count(0)
     page.get_by_role("button", name="Plan now").click()
     page.get_by_text(re.compile("Planning: ")).wait_for()
     expect(page.get_by_text("Planning was stopped")).to_have_count(0)

@@ -1,9 +1,10 @@
-"""Whole-model plans: their scatter and table, and pins. The candidates of a block are in `candidates`."""
+"""Whole-model plans: their chart and table, and pins. The candidates of a block are in `candidates`."""
 
 from __future__ import annotations
 
 import streamlit as st
 
+from explorer import components
 from explorer.address import pins, settings, setups
 from explorer.analysis import rows as table_rows
 from explorer.analysis import step_parts
@@ -11,7 +12,7 @@ from explorer.analysis.shortlist import merge_equal
 from explorer.components import frame
 from explorer.components.overview import table
 from explorer.components.plans import methods_panel
-from explorer.figures import scatter
+from explorer.figures import plans_chart
 from explorer.session import current_setup, state
 from explorer.text import recipe, words
 from planner_core.core import Plan
@@ -35,22 +36,15 @@ def show_plans_chart(result: Result, plans: Plans, chosen: str) -> None:
         args=("axis", widget),
         label_visibility="collapsed",
     )
-    limit = step_parts.memory_limit_bytes(result)
-    figure = scatter.plans_scatter(plans, chosen, limit, frame.theme(), state.value("axis"))
+    data = plans_chart.draw_plans(plans, chosen, step_parts.memory_limit_bytes(result), state.value("axis"))
+    data["alt"] = f"Plans by {AXIS_NAMES[state.value('axis')]} per step and memory per GPU"
     key = "plans_chart"
 
     def choose() -> None:
-        points = st.session_state[key]["selection"]["points"]
-        if points and (plan_id := frame.point_data(points[0])) in plans:
+        if (plan_id := (st.session_state[key].get("chosen") or {}).get("id")) in plans:
             state.change(plan=plan_id)
 
-    frame.show_chart(
-        figure,
-        key,
-        f"Plans by {AXIS_NAMES[state.value('axis')]} per step and memory per GPU",
-        on_select=choose,
-        selection_mode="points",
-    )
+    components.draw_plans_chart(data, key=key, on_choose=choose)
 
 
 def show_plans_table(result: Result, plans: Plans, chosen: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from explorer.figures.palette import DEVICES, GREY, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
+from explorer.figures.scale import Scale
 from explorer.figures.svg_tensors import PAPER, Drawing, at, column, dots, on_colour, row, text, tile
 
 WIDTH = 608.0
@@ -143,40 +143,6 @@ def even_grid(boxes: Sequence[Drawing]) -> Drawing:
 
 LOOKS = ((DEVICES[0], ""), (DEVICES[5], "7 4"), (DEVICES[2], "2 3"), (DEVICES[3], "10 3 2 3"), (DEVICES[4], "14 5"))
 """Colours and dashes of the curves of a plot, in order: dashes tell them apart without colour."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Places values along an axis: `low` at pixel `start`, `high` at pixel `end`, by their logarithms where `log`."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-    log: bool = True
-
-    def __call__(self, value: float) -> float:
-        """Return where a value stands, in pixels."""
-        low, high, at_value = (math.log10(v) if self.log else v for v in (self.low, self.high, value))
-        # If all values are one, the scale has no length, and the value stands at its start.
-        return self.start + (at_value - low) / ((high - low) or 1) * (self.end - self.start)
-
-    def ticks(self) -> list[float]:
-        """Return round values on the scale: with logarithms powers of ten, and twice and five times each where they alone are fewer than
-        three."""
-        if not self.log:
-            rough = (self.high - self.low) / 4 or 1.0
-            power = 10.0 ** math.floor(math.log10(rough))
-            step = next(k * power for k in (1, 2, 5, 10) if k * power >= rough)
-            return [k * step for k in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
-        powers = range(math.floor(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)
-        low, high = self.low * (1 - 1e-9), self.high * (1 + 1e-9)
-        values: list[float] = []
-        for factors in ((1,), (1, 2, 5)):
-            values = [f * 10.0**k for k in powers for f in factors if low <= f * 10.0**k <= high]
-            if len(values) > 2:
-                break
-        return values
 
 
 LEFT, LOW = 74.0, 44.0

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, GREY
+from explorer.figures.scale import Scale
 from explorer.figures.svg_tensors import Drawing, column, text
-from explorer.learn.pictures.charts import LEFT, WIDTH, Scale, draw_chart, label
+from explorer.learn.pictures.charts import LEFT, WIDTH, draw_chart, label
 from explorer.text import units
 from planner_core.search.candidates import Candidates
 

@@ -215,3 +215,36 @@ export interface PlansData {
   chosen: string;
   terms: Record<string, string>;
 }
+
+/** An axis of a chart: its name, its ends, and its round values with their texts. */
+export interface ChartAxis {
+  name: string;
+  low: number;
+  high: number;
+  ticks: [value: number, text: string][];
+}
+/** Where a point's name lies: pixels right of and below the point, and whether a line joins the two. */
+export type NamePlace = [right: number, down: number, joined: boolean];
+/** A plan as a point; `places` has one place for each of the chart's `widths`, none where the point has no name. */
+export interface PlanPoint {
+  id: string;
+  kind: number;
+  x: number;
+  y: number;
+  name: string;
+  figures: string[];
+  tie: boolean;
+  chosen: boolean;
+  places: NamePlace[];
+}
+/** Plans in time and memory (explorer/figures/plans_chart.py). A line joins the points of the first kind; `widths` are the widest plots,
+ * in pixels, of the names' places. */
+export interface PlansChart {
+  alt: string;
+  x: ChartAxis;
+  y: ChartAxis;
+  limit: [gib: number, words: string];
+  widths: number[];
+  kinds: [words: string, mark: "circle" | "triangle" | "diamond" | "square", colour: string][];
+  points: PlanPoint[];
+}

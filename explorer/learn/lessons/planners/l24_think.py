@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, GREY
+from explorer.figures.scale import Scale
 from explorer.figures.svg_tensors import Drawing
 from explorer.jobs.result_cache import remember
 from explorer.learn.blocks import placing
@@ -20,7 +21,7 @@ from explorer.learn.learner import Learner, with_model
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.planners.l13_choose import score_choices
 from explorer.learn.markdown import Live, read_lesson
-from explorer.learn.pictures.charts import Scale, label
+from explorer.learn.pictures.charts import label
 from explorer.learn.pictures.cloud import circle, cloud_scales, draw_cloud, line_through
 from explorer.text import units
 from planner_core.core import DeviceMesh

@@ -58,7 +58,7 @@ export function placeCard(card, around, e) {
   const box = around.getBoundingClientRect();
   const x = e.clientX - box.left;
   const y = e.clientY - box.top;
-  const left = x + 316 > box.width ? x - 16 - card.offsetWidth : x + 16;
+  const left = x + 16 + card.offsetWidth > box.width ? x - 16 - card.offsetWidth : x + 16;
   card.style.left = `${Math.max(4, left)}px`;
   card.style.top = `${Math.max(4, Math.min(y + 12, box.height - card.offsetHeight - 6))}px`;
 }

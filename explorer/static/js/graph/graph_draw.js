@@ -1,11 +1,12 @@
 // What the graph draws where: the nodes and edges of every scope, moved apart where a block is open, and the overlays.
 
+import { make } from "./svg_make.js";
+
 /** @typedef {import("../types").SceneNode} SceneNode */
 /** @typedef {import("../types").Scope} Scope */
 /** @typedef {import("../types").Point} Point */
 /** @typedef {import("../types").Push} Push */
 
-export const SVG = "http://www.w3.org/2000/svg";
 const HEADER = 34;
 const PAD = 16;
 
@@ -51,23 +52,6 @@ export function find(root, selector, kind) {
   const found = root.querySelector(selector);
   if (!(found instanceof kind)) throw new Error(`graph.html lacks ${selector}`);
   return found;
-}
-
-/**
- * A new SVG element, put into its parent if one is given.
- * @template {keyof SVGElementTagNameMap} Name
- * @param {Name} name
- * @param {Record<string, string | number>} attributes
- * @param {Element} [parent]
- * @param {string} [text]
- * @returns {SVGElementTagNameMap[Name]}
- */
-export function make(name, attributes, parent, text) {
-  const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, String(value));
-  if (text !== undefined) element.textContent = text;
-  parent?.appendChild(element);
-  return element;
 }
 
 export class Drawing {

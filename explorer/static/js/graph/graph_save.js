@@ -1,6 +1,7 @@
 // The drawing as a file: SVG with the page's colours written into it.
 
-import { find, make, SVG } from "./graph_draw.js";
+import { find } from "./graph_draw.js";
+import { make, SVG } from "./svg_make.js";
 
 /** @typedef {import("./graph_draw.js").Drawing & { place(): void }} Saved */
 
