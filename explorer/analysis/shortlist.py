@@ -88,7 +88,7 @@ def _add_usual_layouts(plans: Mapping[str, Plan], descriptions: dict[str, str]) 
         descriptions.setdefault(
             # With or without sequence parallelism, the better of the two: a reader knows both by this name.
             min(megatron, key=lambda n: (not plans[n].fits, plans[n].cost.step_time_s)),
-            "Megatron-LM, tensor parallel",
+            "Megatron-LM",
         )
     descriptions.update(
         {

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from explorer.text import units
 from planner_core.core import Graph, Plan
 from planner_core.cost import WAITED, block_of, cost_model_of, exposed_parts, op_seconds, recomputed_ops
 from planner_core.ops import CoarseGraph
@@ -146,4 +147,6 @@ def explain_difference(rounded: RoundedSteps, chosen: str, rival: str) -> str:
     rest = rounded.total(chosen) - rounded.total(rival) - sum(told.values())
     if told and rest:
         told["others"] = rest
-    return ", ".join(f"{k} {rounded.text(n, sign=True)}" for k, n in told.items())
+    # The unit stands once, behind the last, unless a larger one has another.
+    texts, unit = units.share_unit([rounded.text(n, sign=True) for n in told.values()])
+    return ", ".join(f"{k} {text}" for k, text in zip(told, texts, strict=True)) + f" {unit}" * bool(unit)

@@ -47,7 +47,7 @@ def _show_plans(result: Result, plans: dict[str, Plan], chosen: str, plan: Plan)
     st.markdown(f"### {frame.escape(recipe.layout_name(plan))}")
     home = current_setup.result_of(chosen, result)
     speed = spending.describe_speed(plan, table.speed_of(plan, home), state.training_budget(), home.cluster.num_gpus)
-    st.markdown(frame.escape(f"{words.capitalize(recipe.describe_plan(plan))}. {speed}."))
+    st.markdown(frame.escape(f"{words.capitalize(recipe.describe_below_name(plan))}. {speed}."))
     for note in plan.notes:
         st.caption(frame.escape(state.page_wording(note)))
     choice.show_pins(plans, chosen)

@@ -55,11 +55,20 @@ def layout_name(plan: Plan) -> str:
 
     Exceptions are named where there is room, else the name ends in "mixed".
     """
-    name, exceptions = degrees_name(plan), _exceptions_of_axes(plan)
-    if not exceptions:
-        return name
-    full_name = f"{name}, {', '.join(exceptions)}"
-    return full_name if len(full_name) <= MAX_NAME_LENGTH else f"{name}, mixed"
+    return _full_name(plan) if _has_short_name(plan) else f"{degrees_name(plan)}, mixed"
+
+
+def _full_name(plan: Plan) -> str:
+    return ", ".join((degrees_name(plan), *_exceptions_of_axes(plan)))
+
+
+def _has_short_name(plan: Plan) -> bool:
+    return not _exceptions_of_axes(plan) or len(_full_name(plan)) <= MAX_NAME_LENGTH
+
+
+def describe_below_name(plan: Plan) -> str:
+    """Say what to run, in one line below `layout_name`, which says the layout where it has room for it."""
+    return describe_work(plan) if _has_short_name(plan) else describe_plan(plan)
 
 
 def distinct_names(plans: Mapping[str, Plan]) -> dict[str, str]:
@@ -127,12 +136,12 @@ def describe_aim(plan: Plan) -> str:
     aim = ALL[plan.method].describe_aim(plan.objective) if plan.method in ALL else None
     if aim is None:
         return ""
-    bound, described = bound_of(plan), f"{aim} of its own space"
+    bound, described = bound_of(plan), f"{aim} in its space"
     if plan.optimal or not bound.value:
         return described
     if bound.gap is None:
         return f"{described}, not proven"
-    return f"{described}, at most {units.percent(max(bound.gap, SMALLEST_GAP))} above its bound"
+    return f"{described}, at most {units.percent(max(bound.gap, SMALLEST_GAP))} above the bound"
 
 
 def describe_gap(plan: Plan) -> str:

@@ -222,7 +222,7 @@ def describe_restrictions(method: str, steps: Sequence[tuple[str, Plan | None]])
         return f"No plan fits here, so {method} cannot be compared with the exact search."
     first, last = known[0][1].cost, known[-1][1]
     text = (
-        f"{method}’s plan takes {_describe_ratio(last.cost.step_time_s, first.step_time_s, 'step time')} and "
+        f"{method} takes {_describe_ratio(last.cost.step_time_s, first.step_time_s, 'step time')} and "
         f"{_describe_ratio(last.cost.comm_time_s, first.comm_time_s, 'time in communication')} against the best plan"
         f"{_describe_sent(last, known[0][1])}."
     )

@@ -104,7 +104,7 @@ def test_a_cause_names_the_part_that_differs_most_and_both_sides() -> None:
         step_parts.HOST: 0,
     }
     told = step_parts.explain_difference(step_parts.RoundedSteps("ms", 0, {"a": mine, "b": other}), "a", "b")
-    assert told == "compute −20 ms, waits +10 ms, others −1 ms"
+    assert told == "compute −20, waits +10, others −1 ms"
 
 
 def test_the_parts_of_a_difference_add_up_to_it() -> None:
@@ -113,10 +113,10 @@ def test_the_parts_of_a_difference_add_up_to_it() -> None:
     small = {step_parts.COMPUTE: 3, step_parts.WEIGHTS: 2, step_parts.OPTIMIZER: 2}
     steps = {"a": nothing | {step_parts.RECOMPUTATION: 35}, "b": nothing | {step_parts.WAITS: 7} | small}
     told = step_parts.explain_difference(step_parts.RoundedSteps("ms", 0, steps), "a", "b")
-    assert told == "recomputation +35 ms, waits −7 ms, others −7 ms"
+    assert told == "recomputation +35, waits −7, others −7 ms"
     steps["b"] = steps["b"] | {step_parts.COMPUTE: -2, step_parts.WEIGHTS: 2, step_parts.OPTIMIZER: 0}
     told = step_parts.explain_difference(step_parts.RoundedSteps("ms", 0, steps), "a", "b")
-    assert told == "recomputation +35 ms, waits −7 ms", "what is left takes nothing in sum"
+    assert told == "recomputation +35, waits −7 ms", "what is left takes nothing in sum"
 
 
 @pytest.mark.parametrize(

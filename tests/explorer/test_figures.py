@@ -131,7 +131,7 @@ def test_what_a_method_costs_is_told_with_its_reason(plans: dict[str, Plan]) -> 
             "TAP", [(s, replace(plan, cost=c)) for s, c in zip(says, costs, strict=True)]
         )
 
-    assert describe(1, 1.1, 1.6).startswith("TAP’s plan takes 60 % more step time")
+    assert describe(1, 1.1, 1.6).startswith("TAP takes 60 % more step time")
     assert "Most of it because it counts bytes" in describe(1, 1.1, 1.6)
     # A row that costs more than the whole method explains nothing: the next one takes some of it back.
     text = describe(1, 2, 1.6)

@@ -65,7 +65,7 @@ def draw_plans(
 ) -> Mapping[str, Parts]:
     """Draw a row for each listed plan, which a click chooses, and the legend; return the parts of each step.
 
-    `links`: whether the legend links the words of the names to their lessons.
+    `links`: whether the legend opens what the words of the names mean, with their lessons.
     """
     homes = {one.name: current_setup.result_of(one.name, result) for one in listed}
     parts = {one.name: step_parts_of(one.name, plans[one.name], result) for one in listed}
@@ -86,8 +86,8 @@ def draw_plans(
 
     head = ["plan", _name_column(rows, 0, "step"), _name_column(rows, 1, "communication", "exposed")]
     capacities = {units.significant(home.cluster.gpu.memory_bytes / units.GIB) for home in homes.values()}
-    limit = f" of {capacities.pop()} GiB" if len(capacities) == 1 else ""
-    head.append(f"{_name_column(rows, 2, 'memory')}; reserved{limit}")
+    limit = f" of {capacities.pop()}" if len(capacities) == 1 else ""
+    head.append(_name_column(rows, 2, f"memory; reserved{limit}"))
     labels = ["step", "sent, exposed", "memory, reserved"]
     frame.choose_row("plans_table", "Plans", head, rows, choose, chosen=chosen, terms=glossary.ROW_WORDS, labels=labels)
     _show_legend(parts, names.values() if links else ())
@@ -109,17 +109,20 @@ def _name_column(rows: Sequence[dict[str, Any]], column: int, figure: str, below
 
 
 def _show_legend(parts: Mapping[str, Parts], names: Iterable[str]) -> None:
-    """Draw the legend of the bars, and a link to the lesson of each word in `names`, with its meaning on hover."""
+    """Draw the legend of the bars, and behind a button what each word in `names` means, with a link to its lesson."""
     legend = [p for p in step_parts.PARTS if any(of_plan[p] for of_plan in parts.values())]
     keys = "".join(
         f"<span title='{step_parts.MEANINGS[p]}'><i class='{frame.part_class(p)}'></i>{p}</span>" for p in legend
     )
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="meanings"):
         st.html(f"<p class='bar-keys'>{keys}</p>", width="content")
-        for word in glossary.layout_terms(names):
-            meaning, lesson = glossary.LAYOUT_TERMS[word]
-            query = {**settings.to_query(state.values()), "lesson": lesson}
-            st.page_link("explorer/pages/learn.py", label=word, query_params=query, help=meaning, width="content")
+        if terms := glossary.layout_terms(names):
+            with st.popover("Terms", type="tertiary", key="layout_terms"), st.container(key="term_list"):
+                for word in terms:
+                    meaning, lesson = glossary.LAYOUT_TERMS[word]
+                    query = {**settings.to_query(state.values()), "lesson": lesson}
+                    st.page_link("explorer/pages/learn.py", label=word, query_params=query)
+                    st.caption(meaning)
 
 
 def _step_cell(plan: Plan, speed: Speed, parts: Parts, longest: float) -> dict[str, Any]:

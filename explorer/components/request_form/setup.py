@@ -27,7 +27,8 @@ def show_setup_chip(v: dict[str, Any], cluster: Cluster) -> None:
     batch, _ = settings.batch_and_tokens(v)
     stated = setups.parse_setup(v["setup"]) if v["setup"] else None
     now, brief = (stated.line(), replace(stated, options=()).line()) if stated else ("", "add our setup")
-    st.markdown("instead of" if now else "·", width="content")
+    if now:
+        st.markdown("instead of", width="content")
     with st.popover(brief, type="tertiary", key=f"chip_setup~{state.version()}"):
 
         def take(text: str) -> dict[str, Any]:

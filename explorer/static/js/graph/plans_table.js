@@ -94,9 +94,10 @@ function line(row, data, choose) {
   head.setAttribute("scope", "row");
   const name = defined("button", row.name, data.terms);
   name.setAttribute("type", "button");
+  name.setAttribute("aria-description", row.what); // rows may have one name
   // a plan's or a run's name says what it is, a value of a sweep does not
   if (!["plan", "run"].includes(data.first)) head.dataset.label = data.first;
-  head.append(name, defined("small", row.what, data.terms));
+  head.append(name, defined("small", row.what.replaceAll(" %", "\u00a0%"), data.terms));
   box.dataset.id = row.id;
   if (row.id === data.chosen) box.setAttribute("aria-current", "true");
   const drawn = row.cells.some((one) => one.bar || one.memory);
@@ -114,7 +115,7 @@ function line(row, data, choose) {
  */
 function sorter(title, column, table, { rows, terms }) {
   const box = Object.assign(part("th", ""), { scope: "col" });
-  const button = defined("button", title, terms);
+  const button = defined("button", title.replace("; ", ";\n"), terms);
   button.setAttribute("type", "button");
   button.addEventListener("click", () => {
     const down = box.getAttribute("aria-sort") === "ascending";
