@@ -39,7 +39,7 @@ from planner_core.core import (
     write_file,
 )
 from planner_core.planning import METHODS, TRADE_OFF, Request, Result, rare_collections
-from planner_core.planning.methods import EXAMPLE, FREE, TOOLS
+from planner_core.planning.methods import EXAMPLE, FREE, TOOL_SWITCHES, TOOLS
 
 PLAN_OPTIONS = (
     "cluster",
@@ -319,7 +319,9 @@ def _run_plan(args: argparse.Namespace) -> int:
 
 
 def _describe_file(file: str, plan: Plan, result: Result) -> str:
-    """Return which plan was written, whether it fits, and how to verify it."""
+    """Return which plan was written, whether it fits, whether a stock tool has its recomputation, and how to verify it."""
+    from planner_core.planning.analysis import describe_recomputation
+
     recommended, fastest = result.choice.recommended, result.choice.fastest
     name = plan.name
     if name != recommended:
@@ -329,6 +331,8 @@ def _describe_file(file: str, plan: Plan, result: Result) -> str:
     if not plan.fits:
         peak_gib, usable_gib = (b / 2**30 for b in (plan.cost.memory_bytes["peak"], result.planner.budget))
         name += f", which does not fit: it takes {peak_gib:.1f} GiB a GPU of {usable_gib:.1f} GiB that a plan may fill"
+    if (policies := describe_recomputation(plan)) not in TOOL_SWITCHES:
+        name += f"; its recomputation ({policies}) is what no stock tool can be told: the {FREE} script runs it"
     return f"{file}: {name}; not run yet; {_verify_command(file, plan)}"
 
 

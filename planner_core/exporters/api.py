@@ -12,10 +12,12 @@ from pathlib import Path
 
 from planner_core.core import (
     STANDIN_LOSS,
+    Cluster,
     InputError,
     NoteKind,
     Plan,
     Sentence,
+    memory_amount,
     named,
     named_form,
     plan_to_json,
@@ -62,6 +64,8 @@ class ExportedPlan:
 def write_form(plan: Plan, target: Target) -> ExportedPlan:
     """Write a plan in a form that can hold it, and price the form's execution. Raises InputError."""
     text, remarks, layout = target.write(plan)
+    if not plan.fits:
+        remarks = (_shortage(plan), *remarks)
     companion = (target.plan_suffix, json.dumps(plan_to_json(plan), indent=1) + "\n") if target.plan_suffix else None
     if plan.model.get("loss") == STANDIN_LOSS:
         loss_remark = (
@@ -89,6 +93,15 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
         host = (note.sentence for note in priced[0].notes if note.kind is NoteKind.UNKNOWN_HOST)
         remarks = (*remarks, stack, *host)
     return ExportedPlan(text, remarks, priced[1])
+
+
+def _shortage(plan: Plan) -> Sentence:
+    """Return that a plan does not fit: its file is what was asked for, so it is written."""
+    needed, capacity = plan.cost.memory_bytes["peak"], Cluster.from_json(dict(plan.cluster)).gpu.memory_bytes
+    needs, has = (memory_amount(n, f"{n / 2**30:.1f} GiB") for n in (needed, capacity))
+    return Sentence(
+        "the plan does not fit in the memory that it was planned for: it takes ", needs, " a GPU, which has ", has
+    )
 
 
 def _price_ranks(plan: Plan, text: str, remarks: tuple[str, ...]) -> ExportedPlan:

@@ -272,6 +272,23 @@ def test_a_plan_file_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert status == 2 and len(err.strip().splitlines()) == 1
 
 
+def test_a_written_plan_says_what_no_tool_can_be_told_and_an_export_that_it_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An export of a plan of 608 GiB a GPU ended with status 0 and not a word on it."""
+    path = str(tmp_path / "plan.json")
+    small = ("plan", "gpt2-xl", "--layers", 4, "--cluster", "1x8-h100", "--mesh", 8, "-o", path)
+    _, _, err = run(capsys, *small, "--batch", 2048, "--recompute", "keep-matmuls")
+    assert "its recomputation (keep-matmuls) is what no stock tool can be told" in err
+    _, _, err = run(capsys, *small, "--batch", 2048, "--recompute", "full")
+    assert "no stock tool" not in err
+    status, out, _ = run(capsys, "export", path, "--to", "fsdp2", "-o", str(tmp_path / "shard.py"))
+    assert status == 0 and load_plan(path).fits and "does not fit" not in out
+    run(capsys, *small, "--batch", 8192, "--accumulate", 1)
+    status, out, _ = run(capsys, "export", path, "--to", "torchrun", "-o", str(tmp_path / "train.py"))
+    assert status == 0 and "the plan does not fit in the memory that it was planned for: it takes " in out
+
+
 def test_rules_are_checked_at_once_and_exports_say_what_was_not_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,6 +61,7 @@ from planner_core.planning.methods.tools import (
     PLUGINS,
     SEARCHED_FORMS,
     SWITCHES,
+    TOOL_SWITCHES,
     TOOLS,
     bounding_tool,
     check_tool,

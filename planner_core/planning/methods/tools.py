@@ -27,6 +27,8 @@ SWITCHES = ("none", "full")
 MORE_SWITCHES = {"torchtitan": ("none", "selective", "full")}
 """The recomputations of a tool that has others, from the one of the least work. Not Megatron-LM's `selective`, which has the name alone in
 common with the planner's: it runs core attention again, or by --recompute-modules parts that no policy of the planner does."""
+TOOL_SWITCHES = frozenset((*SWITCHES, *(word for words in MORE_SWITCHES.values() for word in words)))
+"""The recomputations of which some tool can be told one, for all blocks alike."""
 PLUGINS: Mapping[str, Mapping[str, str]] = {"accelerate": {"fsdp2": "bfloat16", "deepspeed": "bfloat16"}}
 """The tools that another tool starts as well, by a section of its own file, and the dtype in which they then sum gradients. No field of
 such a section says another: accelerate (its dataclasses.py) gives FSDP the dtype that computes for its sums too."""
