@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from planner_core.core import Plan
+from planner_core.core import Plan, PlanRole
 from planner_core.cost import simulate_step
 from planner_core.models import ZOO
-from planner_core.planning import FASTEST, Request, plan_model
+from planner_core.planning import Request, plan_model
 
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "SIMULATION.md"
 TWO_NODES, EIGHT_NODES = "2x8-h100", "8x8-h100"
@@ -23,7 +23,7 @@ REQUESTS = (
     Request("llama-3-8b", cluster=TWO_NODES, batch=256, accumulate=4),
     *(Request(m, cluster=EIGHT_NODES, batch=ZOO[m].batch) for m in ("llama-3-8b", "gpt2-xl", "bert-large")),
 )
-LEADING = ("best", FASTEST)
+LEADING = (PlanRole.BEST, PlanRole.SIMPLER, PlanRole.FASTEST)
 ROW = "| {model} | {cluster} | {plan} | {mesh} | {objective:.2f} | {simulated:.2f} | {off:+.1f} |"
 
 
@@ -44,7 +44,7 @@ def rows() -> Iterator[tuple[Plan, float]]:
 def table(found: list[tuple[Plan, float]]) -> str:
     """Return the page."""
     off = [abs(departure(row)) for row in found]
-    first = [abs(departure(row)) for row in found if row[0].name in LEADING]
+    first = [abs(departure(row)) for row in found if row[0].role in LEADING]
     within = {limit: sum(x <= limit for x in off) for limit in (0.01, 0.03)}
     lines = [
         "# The step that is minimised, and the step that is simulated",

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from explorer.analysis.step_parts import STATED_METHOD
 from explorer.text import recipe, units, words
-from planner_core.core import Plan
+from planner_core.core import Plan, PlanRole
 from planner_core.cost.communication import sent_per_gpu
-from planner_core.planning import FASTEST, LEAST_MEMORY_NAME, STAGES_PLAN_NAME, Choice, runs_on_stock_tools
+from planner_core.planning import Choice, runs_on_stock_tools
 from planner_core.planning.methods import BASELINES, OF_MEGATRON
 
 MAX_LISTED = 5
@@ -37,11 +37,12 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     """
     # The order of `descriptions` is that of the rows, and decides which of two nearly equal plans is listed: the first.
     names = {p.name: n for n, p in plans.items()}
-    recommended, fastest, staged = names[choice.recommended], names[choice.fastest], names.get(STAGES_PLAN_NAME)
+    roles = {p.role: n for n, p in plans.items()}
+    recommended, fastest, staged = names[choice.recommended], names[choice.fastest], roles.get(PlanRole.STAGES)
     if not choice.fits:
         # Rows of other tools may need less, and fit.
         among = f" of those for {tool}" if tool and any(p.fits for p in plans.values()) else ""
-        smaller = names.get(LEAST_MEMORY_NAME)
+        smaller = roles.get(PlanRole.SMALLEST_STAGES)
         kind = " of one stage" if smaller else ""
         descriptions = {recommended: f"needs the least memory{among or kind}"}
         descriptions |= {smaller: "pipeline stages need less"} if smaller else {}
@@ -50,7 +51,7 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     else:
         is_stock = runs_on_stock_tools(plans[recommended])
         descriptions = {recommended: f"recommended{': stock tools run it' * is_stock}"}
-    of_one_stage = names.get(FASTEST, next(iter(plans)))
+    of_one_stage = roles.get(PlanRole.FASTEST, next(iter(plans)))
     with_gap = {fastest if staged is None else of_one_stage}
     best, best_of_one = (
         f"the best plan{kind}, {recipe.describe_gap(plans[n])}" if plans[n].fits else f"the smallest plan{kind}"

@@ -16,8 +16,7 @@ from explorer.figures.scale import Scale, axis_range
 from explorer.figures.style import GIB, LIMIT_WORDS
 from explorer.text import units
 from explorer.text.words import plan_title
-from planner_core.core import Plan
-from planner_core.planning import is_trade_off
+from planner_core.core import Plan, PlanRole
 from planner_core.planning.methods import BASELINES, EXACT, METHODS
 
 PLOT_HEIGHT = 302.0
@@ -50,7 +49,7 @@ def draw_plans(plans: Mapping[str, Plan], chosen: str, limit_bytes: int, axis: s
     left -= 0.02 * (right - left)
     high = max(limit_bytes / GIB, *(y for _, y in ends.values())) * 1.12
     # Trade-offs lie on one line, near each other: their names crowd out those of the others, and the table and a hover say them.
-    named = [n for n, p in plans.items() if n == chosen or kinds[n] != FRONT or not is_trade_off(p)]
+    named = [n for n, p in plans.items() if n == chosen or kinds[n] != FRONT or p.role is not PlanRole.TRADE_OFF]
     places = _place_names({n: plan_title(plans[n]) for n in named}, ends, limit_bytes / GIB, (left, right), high)
     ties = marks.find_ties(plans)
     return {

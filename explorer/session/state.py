@@ -28,7 +28,7 @@ from explorer.text.commands import is_uploaded_model
 from explorer.text.option_words import page_wording as page_wording
 from explorer.text.option_words import word_terms
 from explorer.text.words import escape, plan_title
-from planner_core.core import NoPlanFits, Plan, PlannerError
+from planner_core.core import NoPlanFits, Plan, PlannerError, PlanRole
 from planner_core.planning import FIRST_PASSES, GraphSource, Progress, Request, Result, plan_ids, plan_model
 from planner_core.planning.pricing import Budget
 
@@ -483,5 +483,7 @@ def with_pinned(plans: Mapping[str, Plan]) -> dict[str, Plan]:
         difference = pins.describe_changes(pinned, values())
         if not difference:
             by_id.pop(plan_id, None)
-        by_id[pin] = replace(plan, name=f"{plan_title(plan)} ({difference})") if difference else plan
+        by_id[pin] = (
+            replace(plan, name=f"{plan_title(plan)} ({difference})", role=PlanRole.OTHER) if difference else plan
+        )
     return by_id

@@ -9,10 +9,10 @@ from functools import cache
 from itertools import pairwise
 
 from explorer.text import units
-from planner_core.core import BlockLabel, Cluster, DeviceMesh, NoteKind, Plan, Shard, gpu_names, load_gpu
+from planner_core.core import BlockLabel, Cluster, DeviceMesh, NoteKind, Plan, PlanRole, Shard, gpu_names, load_gpu
 from planner_core.cost import whole_mesh
 from planner_core.cost.communication import sent_per_gpu
-from planner_core.planning import FASTEST, STAGES_PLAN_NAME, doubt_between, leads_by_simplicity
+from planner_core.planning import doubt_between
 from planner_core.planning.analysis import step_proof
 from planner_core.planning.methods import BASELINES, EXACT, METHODS
 
@@ -42,6 +42,7 @@ def family(name: str) -> str:
 
 
 BEST_PLAN, SIMPLER_PLAN, STAGED_PLAN = EXACT.shown_plan, "Simpler plan", "Plan with stages"
+ROLE_TITLES = {PlanRole.FASTEST: BEST_PLAN, PlanRole.SIMPLER: SIMPLER_PLAN, PlanRole.STAGES: STAGED_PLAN}
 METHOD_TITLES = {m.name: m.shown_plan for m in METHODS.values()}
 TITLES = {b.title: b.shown_plan for b in BASELINES.values()}
 """What the page calls the plan of a baseline, by the plan's name."""
@@ -51,15 +52,11 @@ def plan_title(plan: Plan) -> str:
     """Name a plan as the page does."""
     if plan.name in TITLES:
         return TITLES[plan.name]
-    if plan.name == FASTEST:
-        return BEST_PLAN
-    if plan.name == STAGES_PLAN_NAME:
-        return STAGED_PLAN
-    if leads_by_simplicity(plan):
-        return SIMPLER_PLAN
-    if plan.name == "best" and plan.method == EXACT.name and plan.objective != "time":
+    if plan.role in ROLE_TITLES:
+        return ROLE_TITLES[plan.role]
+    if plan.role is PlanRole.BEST and plan.method == EXACT.name and plan.objective != "time":
         return f"Least {plan.objective}"
-    if plan.name == "best":
+    if plan.role is PlanRole.BEST:
         return METHOD_TITLES.get(plan.method, BEST_PLAN)
     return plan.name[:1].upper() + plan.name[1:]
 

@@ -19,6 +19,7 @@ from planner_core.core import (
     DeviceMesh,
     Graph,
     Plan,
+    PlanRole,
     Sentence,
     axis_names,
     memory_amount,
@@ -120,7 +121,7 @@ def nearest_plan(
     nearest = follow_tp_layout(planner, plan, layout, each_column, stage=stage, sequence=sequence)
     if nearest is None:
         return None
-    nearest = replace(nearest, name=f"{plan.name}, as this form holds it", method="export")
+    nearest = replace(nearest, name=f"{plan.name}, as this form holds it", method="export", role=PlanRole.OTHER)
     return nearest, _compare_costs(plan, nearest, planner)
 
 

@@ -33,7 +33,6 @@ from planner_core.planning.fitting.front import (
     FrontPoint,
     describe_front,
     exact_front,
-    is_trade_off,
     with_open_recomputation,
 )
 from planner_core.planning.fitting.host_waits import note_unknown_host
@@ -41,7 +40,7 @@ from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.shortage import least_state_bytes, replicated_gpus
-from planner_core.planning.fitting.simpler import FASTEST, leads_by_simplicity
+from planner_core.planning.fitting.simpler import FASTEST
 from planner_core.planning.library import Folded, Front, compare, fold, front, plan, price
 from planner_core.planning.methods import METHODS
 from planner_core.planning.pipeline import (

@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from planner_core.core import (
+    STAGED_ROLES,
     Graph,
     NoPlanFits,
     Note,
     NoteKind,
     Plan,
     PlannerError,
+    PlanRole,
     slow_dtype_notes,
 )
 from planner_core.models import has_own_inputs
@@ -33,7 +35,6 @@ from planner_core.planning.fitting.baselines import (
 )
 from planner_core.planning.fitting.for_tool import choose_for_tool
 from planner_core.planning.fitting.front import (
-    is_trade_off,
     leave_out_beaten,
     name_trade_offs,
     note_beaten_corners,
@@ -60,14 +61,13 @@ from planner_core.planning.fitting.shortage import (
     note_whole_batch,
     states_can_fit,
 )
-from planner_core.planning.fitting.simpler import leads_by_simplicity, prefer_simpler
+from planner_core.planning.fitting.simpler import prefer_simpler
 from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
 from planner_core.planning.methods import BASELINES, METHODS, OWN_WORKLOAD, Method, note_schedule, parse_layout
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import THOROUGH, Progress, Request, note_default_sizes, rare_collections
 from planner_core.planning.result import Result
 from planner_core.planning.stages import (
-    STAGED_NAMES,
     StagedPlan,
     find_first_staged_plan,
     find_staged_plans,
@@ -424,7 +424,7 @@ def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Re
     """Return the result with plans with stages as its last ones, in place of those before, and with the planners of their numbers of
     micro-batches."""
     added = tuple(staged)
-    plans = [plan for plan in result.plans if plan.name not in STAGED_NAMES]
+    plans = [plan for plan in result.plans if plan.role not in STAGED_ROLES]
     if result.staged is None and any(plan.fits for plan, _ in added):
         # "at most 15 % above the best there is" would be untrue beside a plan of a quarter of its step.
         # Nor does "does not fit" hold of an answer that fits: it stands with the plan of one stage, whose note it is.
@@ -433,7 +433,7 @@ def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Re
         plans = [limit_gap_to_one_stage(plan) for plan in plans]
     if STAGES in result.reasons:
         # The corners that are left keep their numbers: somebody may look at one already, and the page's command picks it by its name.
-        corners = [plan for plan in plans if is_trade_off(plan)]
+        corners = [plan for plan in plans if plan.role is PlanRole.TRADE_OFF]
         unbeaten = leave_out_beaten(corners, [plan for plan, _ in added])
         gone = [plan.name for plan in corners if plan not in unbeaten]
         result = replace(result, notes=(*result.notes, *note_beaten_corners(gone)))
@@ -454,7 +454,7 @@ def add_stages(result: Result, progress: Progress | None = None) -> Result:
     if STAGES in result.reasons:
         return result
     say = progress or (lambda text: None)
-    usual = tuple(plan for plan in result.plans if plan.name not in STAGED_NAMES)
+    usual = tuple(plan for plan in result.plans if plan.role not in STAGED_ROLES)
     draft = Draft(
         result.asked, result.source, result.planner.separate(), result.searched, say, result.notes, usual=usual
     )
@@ -480,12 +480,12 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
     proven = plan_model(asked, result.source, progress, result.planner.separate(), passes=ONE_STAGE_PASSES)
     if not _is_no_worse(proven.searched, known):
         # A simpler plan that leads has the bound of the one behind it.
-        leading = 2 if leads_by_simplicity(result.best) else 1
+        leading = 2 if result.best.role is PlanRole.SIMPLER else 1
         raised = [note_gap_with_waits(_raise_bound(plan, proven.searched)) for plan in result.plans[:leading]]
         return replace(result, plans=(*raised, *result.plans[leading:]))
     # The searches of stages do not depend on a proof, so what they found stands.
     kept = {name: reason for name, reason in result.reasons.items() if name in (FIRST_STAGES, STAGES)}
     proven = replace(proven, reasons={**proven.reasons, **kept})
-    staged = (p for p in result.plans if p.name in STAGED_NAMES)
+    staged = (p for p in result.plans if p.role in STAGED_ROLES)
     quicker = [p for p in staged if p.cost.step_time_s < proven.searched.cost.step_time_s]
     return _append_staged(proven, ((plan, result.of_plan(plan).planner) for plan in quicker))

@@ -31,13 +31,13 @@ from functools import cached_property
 
 import numpy as np
 
-from planner_core.core import Cluster, DeviceMesh, Graph, Note, Op, Plan, Workload, axis_names
+from planner_core.core import Cluster, DeviceMesh, Graph, Note, Op, Plan, PlanRole, Workload, axis_names
 from planner_core.cost import Component
 from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.for_tool import runs_on_stock_tools
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import UnevenBatch, find_uneven_batch
-from planner_core.planning.fitting.simpler import leads_by_simplicity, without_simpler
+from planner_core.planning.fitting.simpler import without_simpler
 from planner_core.planning.methods import BASELINES, METHODS, DataAxis, bounding_tool
 from planner_core.planning.planner import Planner
 from planner_core.planning.pricing import Z_NINE_IN_TEN, time_band, time_sigma
@@ -206,7 +206,7 @@ class Result:
     @property
     def staged(self) -> Plan | None:
         """The best plan with pipeline stages; None where they are not quicker, or were not searched (`reasons["stages"]`)."""
-        return next((p for p in self.plans if p.name == STAGES_PLAN_NAME), None)
+        return next((p for p in self.plans if p.role is PlanRole.STAGES), None)
 
     @cached_property
     def choice(self) -> Choice:
@@ -267,7 +267,7 @@ def _choose_among_ties(result: Result) -> Choice:
         quickest = min(runs, key=lambda p: p.cost.step_time_s)
         return _choose_asked(result, quickest, "a layout that peft with bitsandbytes runs")
     # `best` and `searched` by the names under which they stand in the report
-    of_one_stage = result.plans[: 2 if leads_by_simplicity(result.best) else 1]
+    of_one_stage = result.plans[: 2 if result.best.role is PlanRole.SIMPLER else 1]
     fastest = staged or of_one_stage[-1]
     ties = _ties_of(fastest, result)
     # A baseline with a mixture of recomputation needs the exported script, as the fastest plan does: it is no simpler.

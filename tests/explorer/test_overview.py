@@ -25,7 +25,7 @@ from explorer.session import current_setup, state
 from explorer.text import commands, recipe, units
 from explorer.text.shortage import Shortage
 from explorer.text.words import title_in_sentence
-from planner_core.core import InputError, load_cluster
+from planner_core.core import InputError, PlanRole, load_cluster
 from planner_core.planning import STAGES_PLAN_NAME, Request, Result, plan_ids, prepare_planner, replace_request
 from planner_core.planning.analysis.reporting import reserved_text
 from planner_core.planning.pricing import predict_reserved
@@ -220,7 +220,7 @@ def test_a_plan_that_fits_and_whose_freed_blocks_do_not_is_told_the_same_everywh
 
 def test_a_plan_of_one_stage_that_does_not_fit_is_not_the_best_or_proven() -> None:
     found = planned(Request("gpt2-xl", cluster="1x8-h100", batch=8192, accumulate=1, layers=4))
-    staged = replace(found.best, name=STAGES_PLAN_NAME, fits=True)
+    staged = replace(found.best, name=STAGES_PLAN_NAME, role=PlanRole.STAGES, fits=True)
     after = replace(found, plans=(*found.plans, staged))
     rows = {one.what for one in shortlist(plan_ids(after.plans), after.choice, "Megatron-LM")}
     assert not any("the best plan of one stage" in what or "proven" in what for what in rows), rows

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from planner_core.cli.main import main
-from planner_core.core import Note, NoteKind, Plan
+from planner_core.core import NoteKind, Plan, PlanRole
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.models import batches
 from planner_core.planning import FASTEST, FIRST_PASSES, Request, add_stages, pipeline, plan_model, prove
@@ -121,8 +121,8 @@ def test_a_bound_rises_for_a_simpler_plan_and_for_the_one_behind_it(monkeypatch:
     result = planned(TIGHT)
     known = result.searched
     assert known.bound is not None
-    simpler = replace(known, notes=(Note("a tie: on one axis", NoteKind.TIE),))
-    tied = replace(result, plans=(simpler, replace(known, name=FASTEST), *result.plans[1:]))
+    simpler = replace(known, role=PlanRole.SIMPLER)
+    tied = replace(result, plans=(simpler, replace(known, name=FASTEST, role=PlanRole.FASTEST), *result.plans[1:]))
     slow = replace(known, cost=replace(known.cost, step_time_s=2 * known.cost.step_time_s), bound=1.01 * known.bound)
     monkeypatch.setattr(pipeline, "plan_model", lambda *_, **__: replace(result, plans=(slow,)))
     proven = prove(tied)

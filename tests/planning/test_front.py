@@ -13,7 +13,7 @@ import pytest
 import planner_core as shardscope
 from explorer.text import glossary
 from planner_core.cli.main import _pick_plan, main
-from planner_core.core import DeviceMesh, InputError, NoPlanFits, Pipeline
+from planner_core.core import DeviceMesh, InputError, NoPlanFits, Pipeline, PlanRole
 from planner_core.planning import (
     FIRST_PASSES,
     Request,
@@ -24,7 +24,7 @@ from planner_core.planning import (
     prepare_planner,
 )
 from planner_core.planning.fitting import front
-from planner_core.planning.fitting.front import dominates, is_trade_off, plan_trade_offs, unseen_corners
+from planner_core.planning.fitting.front import dominates, plan_trade_offs, unseen_corners
 from planner_core.planning.pipeline import add_trade_offs
 from planner_core.planning.planner import Planner
 from planner_core.search import least_seconds_within
@@ -112,7 +112,7 @@ def test_no_baseline_beats_a_trade_off_that_is_shown_beside_it() -> None:
     """Sequence parallelism in one node is quicker here than each corner of the front that takes more memory."""
     found = plan_model(Request(model="t5-large", layers=2, cluster="2x8-v100-eth", precision="pure"))
     fit = [p for p in found.plans if p.fits]
-    assert [p.name for p in fit if is_trade_off(p) and any(dominates(q, p) for q in fit)] == []
+    assert [p.name for p in fit if p.role is PlanRole.TRADE_OFF and any(dominates(q, p) for q in fit)] == []
 
 
 def test_recomputation_adds_plans_of_less_memory_than_all_others() -> None:
@@ -122,7 +122,7 @@ def test_recomputation_adds_plans_of_less_memory_than_all_others() -> None:
     added = [p for p in after.plans if p not in found.plans]
     assert added and [p for p in after.plans if p not in added] == [*found.plans]
     assert [p.name for p in added] == [f"trade-off with recomputation {k + 1}" for k in range(len(added))]
-    assert all(is_trade_off(p) and any(b.recompute != "none" for b in p.blocks.values()) for p in added)
+    assert all(p.role is PlanRole.TRADE_OFF and any(b.recompute != "none" for b in p.blocks.values()) for p in added)
     peaks = [min(p.cost.memory_bytes["peak"] for p in found.plans if p.fits)]
     peaks += [p.cost.memory_bytes["peak"] for p in added]
     assert peaks == sorted(peaks, reverse=True)
@@ -140,10 +140,14 @@ def test_recomputation_adds_plans_of_less_memory_than_all_others() -> None:
 
 def test_corners_that_stages_beat_go_and_the_others_keep_their_numbers() -> None:
     found = plan_model(Request(model="gpt2-xl", layers=4, cluster="2x8-h100"), passes={"trade-offs": add_trade_offs})
-    first, *others = (p for p in found.plans if is_trade_off(p))
-    better = replace(first, name="stages", cost=replace(first.cost, step_time_s=first.cost.step_time_s / 2))
+    first, *others = (p for p in found.plans if p.role is PlanRole.TRADE_OFF)
+    better = replace(
+        first, name="stages", role=PlanRole.STAGES, cost=replace(first.cost, step_time_s=first.cost.step_time_s / 2)
+    )
     # A search of stages that goes on leaves all corners: its plan may give way to one that beats others.
-    assert [p for p in pipeline._append_staged(found, [(better, found.planner)]).plans if is_trade_off(p)] == [
+    assert [
+        p for p in pipeline._append_staged(found, [(better, found.planner)]).plans if p.role is PlanRole.TRADE_OFF
+    ] == [
         first,
         *others,
     ]
@@ -151,7 +155,7 @@ def test_corners_that_stages_beat_go_and_the_others_keep_their_numbers() -> None
     shown = pipeline._append_staged(searched, [(better, found.planner)])
     beaten = [p for p in (first, *others) if dominates(better, p)]
     assert first in beaten and others
-    assert [p.name for p in shown.plans if is_trade_off(p)] == [p.name for p in others if p not in beaten]
+    assert [p.name for p in shown.plans if p.role is PlanRole.TRADE_OFF] == [p.name for p in others if p not in beaten]
     # Nothing said why the first number was 3.
     (note,) = (str(note) for note in shown.notes if "left out" in str(note))
     assert note.startswith(f"{', '.join(p.name for p in beaten)} ")
@@ -227,7 +231,7 @@ def test_a_trade_off_is_said_to_be_unbeaten_by_what_is_shown_alone() -> None:
     """Where the answer fits without recomputation its trade-offs have none, so other plans of the request may beat them."""
     request = Request(model="gpt2-xl", layers=2, cluster="1x8-h100", mesh="8", recompute="auto", accumulate=None)
     found = plan_model(request, passes={"trade-offs": add_trade_offs})
-    corners = [p for p in found.plans if is_trade_off(p)]
+    corners = [p for p in found.plans if p.role is PlanRole.TRADE_OFF]
     assert corners and {p.workload["recompute"] for p in corners} == {"none"}
     assert "no plan shown is better in both" in glossary.PLANS["trade-off"]
     assert "no plan shown is better in both" in glossary.ROW_WORDS["trade-off"]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from explorer.analysis.shortlist import shortlist
 from explorer.analysis.step_parts import split_step
 from explorer.components.overview import table
 from explorer.text import recipe, words
-from planner_core.core import Plan
+from planner_core.core import Plan, PlanRole
 from planner_core.cost import simulate_step
 from planner_core.planning import choose_mesh, plan_ids
 from planner_core.planning.analysis.reporting import plan_report, text
 from planner_core.planning.fitting import simpler as rule
 from planner_core.planning.fitting import simpler as simpler_module
-from planner_core.planning.fitting.simpler import FASTEST, SLOWER, leads_by_simplicity, prefer_simpler, without_simpler
+from planner_core.planning.fitting.simpler import FASTEST, SLOWER, prefer_simpler, without_simpler
 from planner_core.planning.pipeline import Result
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, replace_request
 from planner_core.planning.request import Request
@@ -40,7 +42,7 @@ def quiet(_: str) -> None:
 def test_a_tie_is_led_by_the_plan_on_one_axis(result: Result) -> None:
     """TAP’s model at a batch where mesh 2x8 is faster by 1 %, and the simulation says the opposite."""
     first, second = result.plans[:2]
-    assert leads_by_simplicity(first) and not first.optimal and len(first.mesh.axis_sizes) == 1
+    assert first.role is PlanRole.SIMPLER and not first.optimal and len(first.mesh.axis_sizes) == 1
     assert second.name == FASTEST and second.optimal and len(second.mesh.axis_sizes) == 2
     slower = first.cost.step_time_s / second.cost.step_time_s - 1
     assert 0 < slower <= SLOWER and simulate_step(first, result.graph) <= simulate_step(second, result.graph)
@@ -80,6 +82,9 @@ def test_the_report_says_that_it_is_a_tie(result: Result) -> None:
 def test_the_page_says_that_it_is_a_tie(result: Result) -> None:
     """It recommends the one, says what the other gains and that this is less than the doubt, and of the two that they tie."""
     assert [words.plan_title(p) for p in result.plans[:2]] == ["Simpler plan", "Best plan"]
+    # A pin has a title of its own, also of a plan that led by a tie.
+    pinned = replace(result.best, name="Simpler plan (32 samples)", role=PlanRole.OTHER)
+    assert words.plan_title(pinned) == pinned.name
     plans = plan_ids(result.plans)
     (run, fastest), found = list(plans)[:2], result.choice
     listed = shortlist(plans, found, "")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import InputError, Note, NoteKind, Plan, load_cluster, time_amount
+from planner_core.core import InputError, Note, NoteKind, Plan, PlanRole, load_cluster, time_amount
 from planner_core.cost import even_copies
 from planner_core.exporters.api import export_text
 from planner_core.planning import Request, add_stages, plan_model, prepare_planner
@@ -108,7 +108,7 @@ def test_does_not_fit_is_not_said_of_an_answer_with_stages_that_fits() -> None:
         )
     )
     assert not first.best.fits and first.best.notes and set(first.best.notes) <= set(first.notes)
-    staged = replace(first.best, name=STAGES_PLAN_NAME, fits=True, notes=())
+    staged = replace(first.best, name=STAGES_PLAN_NAME, role=PlanRole.STAGES, fits=True, notes=())
     after = _append_staged(first, [(staged, first.planner)])
     assert after.recommended is staged and not set(after.notes) & set(after.best.notes)
     said = [str(note) for note in (*first.notes, *after.notes)]

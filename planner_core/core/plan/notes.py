@@ -1,9 +1,34 @@
-"""What is said about a plan."""
+"""What a plan is in its answer, and what is said about it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+
+
+class PlanRole(Enum):
+    """What a plan is in its answer, where a reader treats such plans in another way than the rest."""
+
+    BEST = "best"
+    """The best plan of one stage by the method and objective of the request."""
+    SIMPLER = "simpler"
+    """It stands in the place of the best one, since it is simpler and ties with it."""
+    FASTEST = "fastest"
+    """The best plan behind a simpler one."""
+    TRADE_OFF = "trade-off"
+    """A corner of the front of time and memory."""
+    STAGES = "stages"
+    """The best plan with pipeline stages."""
+    STOCK_STAGES = "stock stages"
+    """The best plan with stages that a stock tool can be told."""
+    SMALLEST_STAGES = "smallest stages"
+    """A plan with stages that does not fit, where no plan does, and takes less memory than one stage."""
+    OTHER = "other"
+    """Any other plan, and every plan of a file."""
+
+
+STAGED_ROLES = (PlanRole.STAGES, PlanRole.STOCK_STAGES, PlanRole.SMALLEST_STAGES)
+"""The roles of the plans that a search of stages adds to an answer."""
 
 
 class NoteKind(Enum):
@@ -13,8 +38,6 @@ class NoteKind(Enum):
     """By how much the plan may be above the best there is."""
     SCOPE = "scope"
     """Which plans the search left out, so that nothing is proven."""
-    TIE = "tie"
-    """The plan leads since it is simpler than the fastest one, which stands behind it, and ties with it."""
     SHORTAGE = "shortage"
     """No plan fits: how many bytes are missing."""
     IDLE_GPUS = "idle GPUs"

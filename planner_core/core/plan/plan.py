@@ -13,7 +13,7 @@ from planner_core.core.mesh import ONE_RANK, DeviceMesh, PipelineAxis
 from planner_core.core.placement import Shard
 from planner_core.core.plan.blocks import BlockLabel, BlockPlan, ParamPlan, SitePlan
 from planner_core.core.plan.cost import Cost
-from planner_core.core.plan.notes import Note
+from planner_core.core.plan.notes import Note, PlanRole
 from planner_core.core.plan.pipeline import Pipeline
 
 
@@ -41,6 +41,8 @@ class Plan:
     notes: tuple[Note, ...] = ()
     assumptions: Mapping[str, float] = field(default_factory=lambda: asdict(load_timing()))
     pipeline: Pipeline | None = None
+    # A plan file does not hold it, as the kinds of notes.
+    role: PlanRole = field(default=PlanRole.OTHER, compare=False)
     bound: float | None = field(default=None, compare=False)
     """A value of the objective that no plan of the request is below: of all numbers of micro-batches, ways to recompute and meshes of up
     to two axes, and of the larger meshes that were searched; of one with stages, of the degrees looked at. None: not known."""

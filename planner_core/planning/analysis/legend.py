@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from planner_core.core import Cluster, NoteKind, Plan, Sentence, named
+from planner_core.core import Cluster, NoteKind, Plan, PlanRole, Sentence, named
 from planner_core.cost import IDLE, axis_roles
-from planner_core.planning.fitting.simpler import FASTEST, leads_by_simplicity
 from planner_core.planning.pricing import BUBBLE, EXPOSED_COMM, Speed, predict_reserved, split_pipeline_step
 from planner_core.planning.result import Result
 from planner_core.planning.stages import may_use_stages
-from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
 
 BAND_WORDS = "from ... to: nine in ten published runs of such a kind were measured between these (assets/bands.json)"
 HOST_END = "the upper end is what a host may need to issue the kernels, whose pace was not measured on this stack"
@@ -49,7 +47,7 @@ def step_proof(plan: Plan) -> str:
 
 def proven_mark(plan: Plan) -> str:
     """Return what the column `proven` says of a plan."""
-    return "a tie" if not plan.optimal and leads_by_simplicity(plan) else step_proof(plan)
+    return "a tie" if not plan.optimal and plan.role is PlanRole.SIMPLER else step_proof(plan)
 
 
 def describe_idle_axes(plans: Iterable[Plan]) -> tuple[str, ...]:
@@ -159,5 +157,6 @@ def simulation_text(plans: Sequence[Plan], times: Sequence[float]) -> str:
 
 def row_title(plan: Plan, plans: Iterable[Plan]) -> str:
     """Name the row of a plan: the best plan is that of one stage where a row of more stages is quicker."""
-    is_beaten = plan.name in ("best", FASTEST) and any(p.name == STAGES_PLAN_NAME for p in plans)
+    is_first = plan.role in (PlanRole.BEST, PlanRole.SIMPLER, PlanRole.FASTEST)
+    is_beaten = is_first and any(p.role is PlanRole.STAGES for p in plans)
     return f"{plan.name}, of one stage" if is_beaten and plan.pipeline is None else plan.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner_core.core import Graph, NoPlanFits, Note, Plan, Sentence
+from planner_core.core import Graph, NoPlanFits, Note, Plan, PlanRole, Sentence
 from planner_core.planning.fitting.baselines import describe_restriction_cost
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.simpler import without_simpler
@@ -57,7 +57,10 @@ def compare_methods(request: Request, progress: Progress | None = None, graph: G
 def _as_comparison(method: Method, plan: Plan, exact: Mapping[str, Plan]) -> Plan:
     """Return a method's plan for the comparison: it has the method's name, and a note about what its restrictions cost."""
     if method.objective is None:
-        return replace(plan, name=f"least {plan.objective}")
+        return replace(plan, name=f"least {plan.objective}", role=PlanRole.OTHER)
     return replace(
-        plan, name=method.title, notes=(method.admits, Note(describe_restriction_cost(plan, exact)), *plan.notes)
+        plan,
+        name=method.title,
+        role=PlanRole.OTHER,
+        notes=(method.admits, Note(describe_restriction_cost(plan, exact)), *plan.notes),
     )

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner_core.core import Plan
+from planner_core.core import STAGED_ROLES, Plan, PlanRole
 from planner_core.planning.fitting.front import (
     FRONT_STEP,
     TRADE_OFF,
-    is_trade_off,
     leave_out_beaten,
     unseen_corners,
     with_open_recomputation,
 )
 from planner_core.planning.fitting.micro_batch_size import keep_micro_batch_size
-from planner_core.planning.fitting.simpler import FASTEST
 from planner_core.planning.planner import candidate_meshes
 from planner_core.planning.request import Progress
 from planner_core.planning.result import Result
-from planner_core.planning.stages import STAGED_NAMES
 
 LESS_MEMORY = "less memory"
 """The pass in `Result.reasons`."""
@@ -41,7 +38,7 @@ def add_less_memory(result: Result, progress: Progress | None = None) -> Result:
     if progress:
         progress("plans of less memory")
     planner = planner.separate()
-    staged = [plan for plan in result.plans if plan.name in STAGED_NAMES]
+    staged = [plan for plan in result.plans if plan.role in STAGED_ROLES]
     shown = [plan for plan in result.plans if plan not in staged]
     corners = unseen_corners(planner, candidate_meshes(planner.request, planner.cluster), shown)
     corners = [plan for plan in keep_micro_batch_size(planner.request, corners) if plan.fits]
@@ -51,11 +48,11 @@ def add_less_memory(result: Result, progress: Progress | None = None) -> Result:
         peak = plan.cost.memory_bytes["peak"]
         if peak < least * (1 - FRONT_STEP):
             least = peak
-            found.append(replace(plan, name=f"{WITH_RECOMPUTATION} {len(found) + 1}"))
+            found.append(replace(plan, name=f"{WITH_RECOMPUTATION} {len(found) + 1}", role=PlanRole.TRADE_OFF))
     # Numbered without them: the page searches these plans before stages, the command line behind them.
     added = leave_out_beaten(found, staged)
     # Beside the other trade-offs, before the baselines.
-    end = 1 + max((k for k, plan in enumerate(shown) if is_trade_off(plan) or plan.name == FASTEST), default=0)
+    end = 1 + max((k for k, plan in enumerate(shown) if plan.role in (PlanRole.TRADE_OFF, PlanRole.FASTEST)), default=0)
     plans = (*shown[:end], *added, *shown[end:], *staged)
     return _say_why(replace(result, plans=plans), f"{len(added)} corners of less memory than all other plans")
 

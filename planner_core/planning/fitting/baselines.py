@@ -448,6 +448,7 @@ def better_of_baselines(chosen: Plan, others: Iterable[Plan], zero_stages: Seque
     return replace(
         better,
         name=chosen.name,
+        role=chosen.role,
         method=chosen.method,
         objective=chosen.objective,
         optimal=False,

@@ -14,6 +14,7 @@ from planner_core.core import (
     NoPlanFits,
     Note,
     Plan,
+    PlanRole,
     Sentence,
     load_stack,
     memory_amount,
@@ -181,7 +182,7 @@ def _search_layer_pairs(
         problem = builders[0]()
         answer = search_within_budget(problem, objective="time")
         if answer.assignment is not None:
-            plan = planner.plan(problem, answer, "best", EXACT.name, "time")
+            plan = planner.plan(problem, answer, "best", EXACT.name, "time", role=PlanRole.BEST)
             layout = splittable_layers(plan, planner.graph, form)
             token_splits = (False, True) if may_split_tokens(form, planner.graph) else (False,)
             # Which layers form pairs does not depend on the ZeRO stage, so the pairs are listed once and priced under each.
@@ -228,7 +229,7 @@ def follow_tp_layout(
         answer = search_within_budget(problem, objective="time")
     if answer.assignment is None:
         return None
-    chosen = planner.plan(problem, answer, plan.name, plan.method, "time")
+    chosen = planner.plan(problem, answer, plan.name, plan.method, "time", role=plan.role)
     if not each_column:
         return chosen
     blocks = sum_for_each_column(chosen, planner.graph, layout.axis)

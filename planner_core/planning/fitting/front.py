@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from planner_core.core import DeviceMesh, Note, NoteKind, Plan, Sentence
+from planner_core.core import DeviceMesh, Note, NoteKind, Plan, PlanRole, Sentence
 from planner_core.cost import Component
 from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner, with_recompute
@@ -48,12 +48,7 @@ def plan_trade_offs(
 
 def name_trade_offs(plans: Iterable[Plan]) -> list[Plan]:
     """Return the plans, numbered in their order."""
-    return [replace(plan, name=f"{TRADE_OFF} {k + 1}") for k, plan in enumerate(plans)]
-
-
-def is_trade_off(plan: Plan) -> bool:
-    """Return whether a plan of a result is a corner of its front, and neither the answer nor a baseline."""
-    return plan.name.startswith(TRADE_OFF)
+    return [replace(plan, name=f"{TRADE_OFF} {k + 1}", role=PlanRole.TRADE_OFF) for k, plan in enumerate(plans)]
 
 
 def unseen_corners(planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan]) -> list[Plan]:

@@ -90,7 +90,7 @@ def choose_shortest_step(
     chosen, shortest = best.solution
     if shortest is plan:
         return planner, plan
-    shortest = replace(shortest, name=plan.name, method=plan.method, optimal=False, bound=plan.bound)
+    shortest = replace(shortest, name=plan.name, role=plan.role, method=plan.method, optimal=False, bound=plan.bound)
     return replace(chosen, counts_open=planner.counts_open), shortest
 
 

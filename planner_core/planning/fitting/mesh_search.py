@@ -25,6 +25,7 @@ from planner_core.core import (
     Note,
     NoteKind,
     Plan,
+    PlanRole,
     Sentence,
     named,
     time_amount,
@@ -103,7 +104,7 @@ def choose_mesh(
         problem, answer = planner.bounded(*best[1:], objective)
         bound = min(bound, answer.bound)
         answer = replace(answer, bound=bound)  # a gap that another mesh leaves open stays open
-        plan = planner.plan(problem, answer, "best", planner.request.method, objective)
+        plan = planner.plan(problem, answer, "best", planner.request.method, objective, role=PlanRole.BEST)
         if prove and problem.unrestricted is None:
             plan = _missed_plan(planner, planner.value(plan), bound, ranked, method, say) or plan
         plan = note_meshes_left_out(plan, wide)
@@ -216,7 +217,9 @@ def _missed_plan(
         best_of_policy, _, _ = _search_in_order(other, roughly, objective, say, limit, prove=True, bounded=False)
         if best_of_policy is None:
             continue
-        plan = other.plan(best_of_policy[1], best_of_policy[2], "best", planner.request.method, objective)
+        plan = other.plan(
+            best_of_policy[1], best_of_policy[2], "best", planner.request.method, objective, role=PlanRole.BEST
+        )
         if plan.fits and planner.value(plan) < below:
             below = planner.value(plan)
             gap = Note(describe_gap(below, bound, describe_least(method.name, objective)), NoteKind.GAP)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from planner_core.core import DeviceMesh, NoPlanFits, Note, NoteKind, Plan, axis_names
+from planner_core.core import DeviceMesh, NoPlanFits, Note, Plan, PlanRole, axis_names
 from planner_core.cost import simulate_step
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.methods import EXACT
@@ -24,11 +24,6 @@ FASTEST = "fastest"
 """The name of the fastest plan where a simpler one leads."""
 SLOWER = 0.02
 """The plan on one axis takes at most this share longer."""
-
-
-def leads_by_simplicity(plan: Plan) -> bool:
-    """Return whether a plan leads since it is simpler than the fastest one, and ties with it."""
-    return any(note.kind is NoteKind.TIE for note in plan.notes)
 
 
 def prefer_simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], say: Progress) -> list[Plan]:
@@ -59,8 +54,11 @@ def prefer_simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], say:
         f"by the form that the search minimises{', which is proven' if fastest.optimal else ''}, and {100 * longer:.1f} % more by the "
         "simulation; this plan needs one mesh axis"
     )
-    tie = Note(sentence, NoteKind.TIE)
-    return [replace(plan, optimal=False, bound=fastest.bound, notes=(tie,)), replace(fastest, name=FASTEST)]
+    tie = Note(sentence)
+    return [
+        replace(plan, optimal=False, bound=fastest.bound, notes=(tie,), role=PlanRole.SIMPLER),
+        replace(fastest, name=FASTEST, role=PlanRole.FASTEST),
+    ]
 
 
 def _fits_and_is_faster(other: Plan, plan: Plan) -> bool:
@@ -69,4 +67,8 @@ def _fits_and_is_faster(other: Plan, plan: Plan) -> bool:
 
 def without_simpler(plans: tuple[Plan, ...]) -> tuple[Plan, ...]:
     """Return the same plans with the fastest one in front, as the search named it, and without a simpler one."""
-    return (replace(plans[1], name=plans[0].name), *plans[2:]) if leads_by_simplicity(plans[0]) else plans
+    return (
+        (replace(plans[1], name=plans[0].name, role=PlanRole.BEST), *plans[2:])
+        if plans[0].role is PlanRole.SIMPLER
+        else plans
+    )

@@ -21,6 +21,7 @@ from planner_core.core import (
     Pipeline,
     PipelineAxis,
     Plan,
+    PlanRole,
     Workload,
     load_timing,
 )
@@ -245,10 +246,20 @@ class Planner:
         answer = None if pipeline else self.solve(problem, "time")
         if answer is None or answer.assignment is None:
             answer = search_within_budget(problem, objective="time")
-        return None if answer.assignment is None else self.plan(problem, answer, name, "layout", "time", pipeline)
+        return (
+            None if answer.assignment is None else self.plan(problem, answer, name, "layout", "time", pipeline=pipeline)
+        )
 
     def plan(
-        self, problem: Problem, answer: Answer, name: str, method: str, objective: str, pipeline: Pipeline | None = None
+        self,
+        problem: Problem,
+        answer: Answer,
+        name: str,
+        method: str,
+        objective: str,
+        *,
+        pipeline: Pipeline | None = None,
+        role: PlanRole = PlanRole.OTHER,
     ) -> Plan:
         """Return the answer as a plan; with `pipeline` as one of these stages, each on the problem's mesh."""
         assert answer.assignment is not None
@@ -286,6 +297,7 @@ class Planner:
             else _proof_notes(problem, answer, describe_least(method, objective)),
             bound=bound,
             pipeline=with_parts(pipeline, self.graph) if pipeline else None,
+            role=role,
         )
 
     def value(self, plan: Plan) -> float:

@@ -293,13 +293,17 @@ class Pricer:
         )
         _, plan = choose_shortest_step(request, graph, *choose_micro_batches(request, graph, self.say), self.say)
         if known is None or plan.fits != known.fits:
-            return plan if known is None or plan.fits else replace(known, name=plan.name)
+            return plan if known is None or plan.fits else replace(known, name=plan.name, role=plan.role)
         if not plan.fits:  # what does not fit is compared by memory: nobody can run the faster one
             return min(plan, known, key=lambda p: p.cost.memory_bytes["peak"])
         # A statement may have more axes than the search.
         known_is_better = known.cost.step_time_s < plan.cost.step_time_s
         note = "laid out as stated, which is better than any plan on one or two axes"
-        return replace(known, name=plan.name, notes=(*known.notes, Note(note))) if known_is_better else plan
+        return (
+            replace(known, name=plan.name, role=plan.role, notes=(*known.notes, Note(note)))
+            if known_is_better
+            else plan
+        )
 
 
 def _graph_key(request: Request) -> tuple[int, int | None, str | None, int | None]:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner_core.core import Cluster, NoPlanFits, Note, Plan, PlannerError, Sentence, Workload, named, slow_dtype_notes
+from planner_core.core import (
+    Cluster,
+    NoPlanFits,
+    Note,
+    Plan,
+    PlannerError,
+    PlanRole,
+    Sentence,
+    Workload,
+    named,
+    slow_dtype_notes,
+)
 from planner_core.planning.fitting.host_waits import note_unknown_host
 from planner_core.planning.fitting.shortage import describe_memory
 from planner_core.planning.methods import (
@@ -117,7 +128,7 @@ def _find_best(
 
     If no plan of the search fits, the fastest suggestion that fits is best: the search has at most two mesh axes, a suggestion may have
     more."""
-    best, shortage = (replace(plan, name=BEST) if plan.fits else None), tuple[str, ...]()
+    best, shortage = (replace(plan, name=BEST, role=PlanRole.BEST) if plan.fits else None), tuple[str, ...]()
     try:
         best = pricer.best(stated, plan)
     except NoPlanFits as error:  # --memory-gb states a budget, so a search without a plan raises
@@ -133,7 +144,7 @@ def _find_best(
     if fitting is None:
         return best, shortage
     note = Sentence("no plan on one or two axes fits; this is the stated run with ", fitting.change)
-    return replace(fitting.plan, name=BEST, notes=(*fitting.plan.notes, Note(note))), ()
+    return replace(fitting.plan, name=BEST, role=PlanRole.BEST, notes=(*fitting.plan.notes, Note(note))), ()
 
 
 def _stack_note(stated: Statement, workload: Workload) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ trace    the simulated step, one row for each rank
 """
 
 from planner_core.planning.stages.answer import (
-    STAGED_NAMES,
     STOCK_PLAN_NAME,
     find_first_staged_plan,
     find_staged_plans,

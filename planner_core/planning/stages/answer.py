@@ -16,6 +16,7 @@ from planner_core.core import (
     NoteKind,
     Plan,
     PlannerError,
+    PlanRole,
     Sentence,
     load_cluster,
     time_amount,
@@ -26,7 +27,7 @@ from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.methods import BASELINES, EXACT, megatron_fault, tool_term
 from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.stages.cuts import LEAST_MEMORY_NAME, STAGES_PLAN_NAME
+from planner_core.planning.stages.cuts import LEAST_MEMORY_NAME
 from planner_core.planning.stages.degrees import FIRST_SEARCH, WHOLE_SEARCH, Breadth
 from planner_core.planning.stages.estimates import least_compute_s
 from planner_core.planning.stages.search import StagedPlan, find_smallest_stages, search_stages
@@ -35,8 +36,6 @@ from planner_core.search import describe_excess
 
 STOCK_TOOL, STOCK_PLAN_NAME = "megatron", "Megatron-LM with stages"
 """The tool whose best plan with stages stands beside the best of all, and the name of that plan."""
-STAGED_NAMES = (STAGES_PLAN_NAME, STOCK_PLAN_NAME, LEAST_MEMORY_NAME)
-"""The names of the plans that a search of stages adds to an answer."""
 
 
 def find_staged_plans(
@@ -111,7 +110,7 @@ def _list_staged_plans(
     comparison = f"takes {100 * slower:.1f} % longer" if slower else "is as fast"
     # `ToolForm.layout` splits tokens wherever products are sharded.
     method = "megatron-sp" if "tensor" in stock.plan.mesh.axis_names else "megatron"
-    row = replace(stock.plan, name=STOCK_PLAN_NAME, method=BASELINES[method].name)
+    row = replace(stock.plan, name=STOCK_PLAN_NAME, role=PlanRole.STOCK_STAGES, method=BASELINES[method].name)
     return (
         _add_notes(replace(stock, plan=row), chosen, STOCK_TOOL),
         _add_notes(best, chosen, more=f"{STOCK_PLAN_NAME} {comparison}"),
@@ -130,7 +129,9 @@ def _find_smallest(
     stages = f"{smallest.plan.pipeline.ranks} stages of {plan.mesh} with micro-batches of one sample"
     takes = f"{stages} take {_peak_gib(plan):.1f} GiB, where one stage takes {_peak_gib(chosen):.1f}"
     note = Note(takes, NoteKind.SHORTAGE)
-    return replace(smallest, plan=replace(plan, name=LEAST_MEMORY_NAME, fits=False, notes=(note,)))
+    return replace(
+        smallest, plan=replace(plan, name=LEAST_MEMORY_NAME, role=PlanRole.SMALLEST_STAGES, fits=False, notes=(note,))
+    )
 
 
 def _peak_gib(plan: Plan) -> float:

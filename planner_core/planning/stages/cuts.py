@@ -6,7 +6,7 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
-from planner_core.core import BlockLabel, BlockPlan, Graph, Pipeline, Plan, StageCost
+from planner_core.core import BlockLabel, BlockPlan, Graph, Pipeline, Plan, PlanRole, StageCost
 from planner_core.cost import (
     CostModel,
     bound_s,
@@ -67,6 +67,7 @@ class PricedCut:
         )
         return Plan(
             name=STAGES_PLAN_NAME,
+            role=PlanRole.STAGES,
             method=EXACT.name,
             objective="time",
             optimal=False,
