@@ -171,9 +171,9 @@ def test_plans_of_all_degrees_are_above_and_memory_raises_it(tmp_path: Path) -> 
     ]
     for d in degrees:
         alone = _StageSearch(planner, lambda text: None, None, None)
-        alone.planners = every.planners
+        alone.models.planners = every.models.planners
         assert alone.try_degrees(d, math.inf) and alone.best is not None
-        bound_s, shared_s = every.rank_bound_s(d), every.search_model_s(d, math.inf) / d.ranks
+        bound_s, shared_s = every.rank_bound_s(d), every.models.search_model_s(d, math.inf) / d.ranks
         assert bound_s <= alone.best[0].cost.step_time_s
         raised += bound_s > 1.05 * shared_s
     assert raised == len(degrees)
@@ -188,4 +188,4 @@ def test_no_whole_model_is_searched_beyond_those_that_may_be() -> None:
     assert stages.best is not None
     # Another place of the pipeline's axis is searched with the best degrees; one node has one place.
     assert len({d.whole_model for d in stages.shared_s}) == 1
-    assert {*stages.rank_bounds, *stages.model_s} == set(stages.bounding) and len(stages.bounding) <= 3
+    assert stages.models.bounded == set(stages.models.bounding) and len(stages.models.bounding) <= 3

@@ -87,7 +87,7 @@ def test_no_degrees_in_any_place_are_better(inter: int, batch: int, outer: int) 
     for d in every.degrees:
         for at in every.estimates.places(d):
             alone = _StageSearch(planner, lambda text: None, None, None)
-            alone.planners = every.planners
+            alone.models.planners = every.models.planners
             if alone.try_degrees(at, best_s) and alone.best is not None:
                 best_s, best_outer = alone.best[0].cost.step_time_s, at.outer
     assert found.plan.cost.step_time_s <= best_s * (1 + 1e-9)

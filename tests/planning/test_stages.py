@@ -251,11 +251,11 @@ def test_policies_that_are_too_slow_by_themselves_are_not_priced() -> None:
     """Where even the bound of a policy is above the limit, its pieces are not priced for interleaved stages."""
     planner = prepare_planner(request("llama-3-8b", "2x8-h100", 16, 2048, layers=8))
     search, d = _StageSearch(planner, lambda text: None, None, None), PipelineDegrees(2, 2, 4, 2, 1, 4)
-    unlimited = list(search.find_policies(d, float("inf")))
+    unlimited = list(search.models.find_policies(d, float("inf")))
     assert unlimited
     least_s = d.micro_batches * min(float(p.micro_batch_s.sum()) for p in unlimited)
     limit = 0.9 * d.optimistic_s(least_s / d.micro_batches)
-    assert list(search.find_policies(d, limit)) == []
+    assert list(search.models.find_policies(d, limit)) == []
 
 
 def test_higher_stages_of_zero_are_searched_where_memory_lacks() -> None:
