@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from explorer.text import words
-from planner_core.core import Block, BlockLabel, Graph, Op, Plan, glob_name, join_name
+from planner_core.core import Block, BlockLabel, Graph, Plan, glob_name, join_name
 from planner_core.cost import block_of, cost_model_of, exposed_parts
 from planner_core.ops import coarsen_block
 
@@ -86,8 +86,8 @@ def _largest_weight_by_op(block: Block) -> dict[str, str]:
     """Return the largest weight of each op's group."""
     largest = {}
     for group in coarsen_block(block).groups:
-        ops = [op for i in group.items if isinstance(op := block.items[i], Op)]
-        parameters = [block.values[v] for op in ops for v in op.inputs if block.values[v].kind == "parameter"]
+        ops = block.ops_at(group.items)
+        parameters = [v for op in ops for v in block.parameters_of(op)]
         if parameters:
             weight = max(parameters, key=lambda v: math.prod(v.meta.shape)).name
             largest.update({op.name: weight for op in ops})

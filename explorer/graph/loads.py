@@ -13,7 +13,7 @@ from typing import Any
 from explorer.graph.overlay import planned_scopes
 from explorer.graph.scene import Node, Scene
 from explorer.text import units
-from planner_core.core import Block, BlockPlan, Call, Graph, Op, Plan
+from planner_core.core import Block, BlockPlan, Graph, Op, Plan
 from planner_core.cost import CostModel, block_of, cost_model_of, split_parts
 from planner_core.cost.compute import op_work
 from planner_core.cost.memory import BlockMemory, block_memories, param_bytes
@@ -39,7 +39,7 @@ def node_loads(plan: Plan, drawing: Scene, graph: Graph) -> NodeLoads:
     block_loads = {
         label: _block_load(block_of(graph, label), plan.blocks[label], model) for label in set(label_of.values())
     }
-    number = {item.prefix: k for k, item in enumerate(graph.top.items) if isinstance(item, Call)}
+    number = dict(zip((call.prefix for call in graph.calls()), graph.top.call_positions, strict=True))
     for k, run in enumerate(drawing.runs):
         calls = [
             (block_loads[label_of[c.prefix]], memories[""].saved_bytes(number[c.prefix]))

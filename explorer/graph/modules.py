@@ -52,7 +52,7 @@ def _is_group(coarse: CoarseBlock, key: int) -> bool:
 def _module_heads(coarse: CoarseBlock) -> dict[int, int]:
     """Return for each node the first node of its module, if the module has weights of its own; else the node itself."""
     block = coarse.block
-    owners = {_module_path(op) for g in coarse.groups for op in _group_ops(block, g) if _has_weight(block, op)} - {""}
+    owners = {_module_path(op) for g in coarse.groups for op in block.ops_at(g.items) if block.parameters_of(op)} - {""}
     first: dict[str, int] = {}
     home = {}
     for key, node in enumerate(coarse.nodes):
@@ -108,25 +108,25 @@ def _merge_groups(coarse: CoarseBlock, keys: list[int]) -> Group | int:
     if len(groups) < len(nodes):
         return nodes[0]
     block = coarse.block
-    sizes = [sum(_lead_weight_bytes(block, op) for op in _group_ops(block, g)) for g in groups]
+    sizes = [sum(_lead_weight_bytes(block, op) for op in block.ops_at(g.items)) for g in groups]
     lead = groups[sizes.index(max(sizes))]
     return Group(lead.name, tuple(sorted(i for g in groups for i in g.items)))
 
 
 def _lead_weight_bytes(block: Block, op: Op) -> int:
     """Return the bytes of an op's weights; attention and the loss lead in any case."""
-    weight_bytes = sum(block.values[i].meta.num_bytes for i in op.inputs if block.values[i].kind == "parameter")
+    weight_bytes = sum(v.meta.num_bytes for v in block.parameters_of(op))
     # More than any weight has, so that the largest of a group is its attention.
     return weight_bytes + (1 << 60) * (operator(op.fn).kind in STANDALONE_KINDS)
 
 
 def _is_loose(block: Block, group: Group) -> bool:
     """Tell whether a group has no weights and does not stand for itself."""
-    return not _stands_alone(block, group) and not any(_has_weight(block, op) for op in _group_ops(block, group))
+    return not _stands_alone(block, group) and not any(block.parameters_of(op) for op in block.ops_at(group.items))
 
 
 def _stands_alone(block: Block, group: Group) -> bool:
-    return any(operator(op.fn).kind in STANDALONE_KINDS for op in _group_ops(block, group))
+    return any(operator(op.fn).kind in STANDALONE_KINDS for op in block.ops_at(group.items))
 
 
 def _find_head(home: Mapping[int, int], key: int) -> int:
@@ -135,22 +135,14 @@ def _find_head(home: Mapping[int, int], key: int) -> int:
     return key
 
 
-def _group_ops(block: Block, group: Group) -> tuple[Op, ...]:
-    return tuple(op for i in group.items if isinstance(op := block.items[i], Op))
-
-
 def _node_items(block: Block, node: Group | int) -> tuple[Op | Call, ...]:
     return tuple(block.items[i] for i in (node.items if isinstance(node, Group) else (node,)))
 
 
 def _lead_op(block: Block, group: Group) -> Op:
-    ops = _group_ops(block, group)
+    ops = block.ops_at(group.items)
     return next((op for op in ops if op.name == group.name), ops[-1])
 
 
 def _module_path(op: Op) -> str:
     return op.name.rpartition("/")[0]
-
-
-def _has_weight(block: Block, op: Op) -> bool:
-    return any(block.values[i].kind == "parameter" for i in op.inputs)

@@ -234,7 +234,7 @@ def run_title(run: Run) -> str:
 
 
 def _group_node(scope: str, block: Block, group: Group) -> Node:
-    ops = tuple(op for i in group.items if isinstance(op := block.items[i], Op))
+    ops = block.ops_at(group.items)
     lead = next((op for op in ops if op.name == group.name), ops[-1])
     inside = {o for op in ops for o in op.outputs}
     weights = {

@@ -30,7 +30,7 @@ def select_op(learner: Learner, wanted: Callable[[Op, Block], bool]) -> dict[str
     coarse = learner.planner.coarse
     for scope, content in (*coarse.blocks.items(), ("", coarse.top)):
         for group in content.groups:
-            ops = [op for i in group.items if isinstance(op := content.block.items[i], Op)]
+            ops = content.block.ops_at(group.items)
             if any(wanted(op, content.block) for op in ops):
                 return {"node": f"{scope}:{group.name}" if scope else group.name}
     return {}

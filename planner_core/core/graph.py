@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -134,6 +134,24 @@ class Block:
         """The block's own operations, without calls."""
         return tuple(i for i in self.items if isinstance(i, Op))
 
+    @property
+    def call_positions(self) -> tuple[int, ...]:
+        """Where in `items` calls of repeated blocks stand."""
+        return tuple(k for k, item in enumerate(self.items) if isinstance(item, Call))
+
+    @property
+    def own_parameters(self) -> dict[int, Value]:
+        """The parameters that the block holds itself, by number. Those among its inputs are the caller's."""
+        return {i: v for i, v in enumerate(self.values) if v.kind == "parameter" and i not in self.inputs}
+
+    def ops_at(self, positions: Iterable[int]) -> tuple[Op, ...]:
+        """Return the operations at these positions of `items`, without calls."""
+        return tuple(op for i in positions if isinstance(op := self.items[i], Op))
+
+    def parameters_of(self, op: Op) -> tuple[Value, ...]:
+        """Return the parameters that an operation takes, in order of the call."""
+        return tuple(v for i in op.inputs if (v := self.values[i]).kind == "parameter")
+
 
 STANDIN_LOSS = "stand-in: mean of the output to the fourth power, in float32"
 """The name of the loss of a model that returns none, in a graph and in the model of a plan."""
@@ -159,6 +177,11 @@ class Graph:
     assumptions: tuple[str, ...] = ()
     buffer_bytes: int = 0
     own_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def all_blocks(self) -> tuple[Block, ...]:
+        """The top block, and each repeated block once."""
+        return self.top, *self.blocks.values()
 
     def calls(self) -> Iterator[Call]:
         """Return every copy of every repeated block, in order."""
@@ -293,7 +316,7 @@ def _inline_call(block: Block, call: Call, values: list[Value], names: dict[str,
 def check_graph(graph: Graph) -> None:
     """Assert the invariants of a graph: every value is made once, and before it is used."""
     # Asserts, since a graph that breaks these is a fault of the capture and not of a user.
-    for block in (graph.top, *graph.blocks.values()):
+    for block in graph.all_blocks:
         known = set(block.inputs) | {i for i, v in enumerate(block.values) if v.kind != "activation"}
         for item in block.items:
             assert set(item.inputs) <= known, f"{block.name}: {item} uses a value before it is made"

@@ -124,7 +124,7 @@ def micro_batch_messages(block: Block, bp: BlockPlan, model: CostModel) -> Itera
 def once_per_step_messages(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
     """Yield the collectives of one copy's weights that run once a step: working copies are gathered, gradients are reduced."""
     buckets = Buckets.of_block(block)
-    by_name = {v.name: i for i, v in enumerate(block.values) if v.kind == "parameter" and i not in block.inputs}
+    by_name = {v.name: i for i, v in block.own_parameters.items()}
     for name, param in bp.params.items():
         if name not in by_name:
             raise InputError(

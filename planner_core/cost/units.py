@@ -70,13 +70,13 @@ class Ends(NamedTuple):
 def ops_at_the_ends(coarse: CoarseGraph) -> Ends:
     """Return the operators of the top block whose group runs before the first call, and those whose group runs after the last one."""
     top = coarse.graph.top
-    calls = [i for i, item in enumerate(top.items) if isinstance(item, Call)]
+    calls = top.call_positions
     if not calls:
         return Ends()
     groups = [group.items for group in coarse.top.groups]
     before = (p for items in groups if max(items) < calls[0] for p in items)
     after = (p for items in groups if min(items) > calls[-1] for p in items)
-    return Ends(*(frozenset(op.name for p in side if isinstance(op := top.items[p], Op)) for side in (before, after)))
+    return Ends(*(frozenset(op.name for op in top.ops_at(side)) for side in (before, after)))
 
 
 def is_small(block: Block, value: int) -> bool:

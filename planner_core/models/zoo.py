@@ -133,7 +133,7 @@ def set_depth(graph: Graph, layers: int, config: Mapping[str, Any]) -> Graph:
     A chain is a run of calls of one block, in which each call takes the result of the call before. Values that all calls share
     (masks, positions, an encoder's result) are passed to the new calls too.
     """
-    calls = [i for i in graph.top.items if isinstance(i, Call)]
+    calls = list(graph.calls())
     values, items = list(graph.top.values), []
     swap: dict[int, int] = {}
     for item in graph.top.items:

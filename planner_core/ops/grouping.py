@@ -159,12 +159,12 @@ def _absorb_elementwise(block: Block, members: list[list[int]], home: dict[int, 
         targets = users.get(g, set()) - {g}
         h = next(iter(targets)) if len(targets) == 1 else None
         # None, or an op that is alone.
-        if h is None or any(o not in home for p in members[h] for o in _op_at(block, p).outputs):
+        if h is None or any(o not in home for op in block.ops_at(members[h]) for o in op.outputs):
             continue
         if not _can_absorb(block, members[g], members[h], may_be_partial):
             continue
         members[h] = sorted(members[g] + members[h])
-        home.update((o, h) for p in members[g] for o in _op_at(block, p).outputs)
+        home.update((o, h) for op in block.ops_at(members[g]) for o in op.outputs)
         members[g] = []
         for u in users.values():
             if g in u:
@@ -173,11 +173,11 @@ def _absorb_elementwise(block: Block, members: list[list[int]], home: dict[int, 
 
 
 def _can_absorb(block: Block, positions: list[int], into: list[int], may_be_partial: set[int]) -> bool:
-    group_ops, other_ops = [_op_at(block, p) for p in positions], [_op_at(block, p) for p in into]
+    group_ops, other_ops = block.ops_at(positions), block.ops_at(into)
     results = {o for op in group_ops for o in op.outputs}
     if results & (set(block.outputs) | may_be_partial):
         return False
-    if any(is_heavy(op) for op in (*group_ops, *other_ops)) or any(_has_weight(block, op) for op in group_ops):
+    if any(is_heavy(op) for op in (*group_ops, *other_ops)) or any(block.parameters_of(op) for op in group_ops):
         return False
     # the gradient of a broadcast operand is a sum, which may need communication
     return not any(_broadcasts_operand(block, op, results) for op in other_ops)
@@ -188,21 +188,11 @@ def _broadcasts_operand(block: Block, op: Op, operands: set[int]) -> bool:
     return any(block.values[v].meta.shape != shape for v in op.inputs if v in operands)
 
 
-def _op_at(block: Block, position: int) -> Op:
-    item = block.items[position]
-    assert isinstance(item, Op)
-    return item
-
-
-def _has_weight(block: Block, op: Op) -> bool:
-    return any(block.values[i].kind == "parameter" for i in op.inputs)
-
-
 def _order_groups(block: Block, members: list[list[int]]) -> tuple[Group | int, ...]:
     """Return each group at the place of its last op, so that all that it needs comes before it."""
     nodes: list[tuple[int, Group | int]] = [(p, p) for p, i in enumerate(block.items) if isinstance(i, Call)]
     for ps in members:
-        ops = [_op_at(block, p) for p in ps]
-        lead = next((o for o in ops if is_heavy(o)), None) or next((o for o in ops if _has_weight(block, o)), ops[-1])
+        ops = block.ops_at(ps)
+        lead = next((o for o in ops if is_heavy(o)), None) or next((o for o in ops if block.parameters_of(o)), ops[-1])
         nodes.append((ps[-1], Group(lead.name, tuple(ps))))
     return tuple(n for _, n in sorted(nodes, key=lambda pair: pair[0]))

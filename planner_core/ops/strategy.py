@@ -50,7 +50,7 @@ def block_strategies(coarse: CoarseBlock, whole: Set[ValueDim] = frozenset()) ->
     unknown = tuple(op for op in block.ops if not rule_of(op, block.values).is_known)
     groups = []
     for group in coarse.groups:
-        ops = tuple(op for i in group.items if isinstance(op := block.items[i], Op))
+        ops = block.ops_at(group.items)
         groups.append(GroupStrategy(group, ops, _consistent_choices(block, ops, table)))
     return BlockStrategies(tuple(groups), segments, unknown)
 

@@ -158,8 +158,8 @@ def _build_block_plan(problem: Problem, name: str, states: Mapping[str, int], re
     order = {op.name: i for i, op in enumerate(block.ops)}
     params = {
         v.name: _param_plan(site, i, gathered.get(i, set()))
-        for i, v in enumerate(block.values)
-        if v.kind == "parameter" and i not in block.inputs and tensor_name(i) in net.tensors
+        for i, v in block.own_parameters.items()
+        if tensor_name(i) in net.tensors
     }
     in_order = dict(sorted(sites.items(), key=lambda item: order[item[0]]))
     plan = BlockPlan((), params, in_order, recompute, kept_ops(block, recompute))

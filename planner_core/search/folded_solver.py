@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.core import Call
 from planner_core.cost import NUM_COMPONENTS, Component, Shares
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table
@@ -113,7 +112,7 @@ def least_costs_at_ends(problem: Problem, weights: Floats) -> tuple[float, float
 
     Each group of operators runs in its cheapest way, whatever it is given and has to give."""
     top = problem.coarse.graph.top
-    calls = [k for k, item in enumerate(top.items) if isinstance(item, Call)]
+    calls = top.call_positions
     before, behind = 0.0, 0.0
     for factor in problem.top.factors:
         if len(factor.vars) == 1 and (node := problem.top.net.nodes.get(factor.vars[0])) is not None:

@@ -61,7 +61,7 @@ def verify_rules(plan: Plan) -> dict[str, Any]:
 
 def _check_names(where: str, block: Block, bp: BlockPlan) -> Iterator[str]:
     """Yield findings about names that match nothing, and about parameters and ops without a plan."""
-    here = {v.name for i, v in enumerate(block.values) if v.kind == "parameter" and i not in block.inputs}
+    here = {v.name for v in block.own_parameters.values()}
     ops = {o.name for o in block.ops}
     yield from (f"{where}: parameter {n!r} matches nothing" for n in bp.params if n not in here)
     yield from (f"{where}: parameter {n!r} has no plan" for n in here if n not in bp.params)

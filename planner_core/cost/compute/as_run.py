@@ -66,7 +66,7 @@ def _recompute_whole_block(block: Block) -> Block:
 def keeps_other_tensors(graph: Graph, gpu: Gpu, workload: Workload) -> bool:
     """Return whether operators of a graph keep other tensors as it runs than as it was captured."""
     other = graph_as_run(graph, gpu, workload)
-    every = zip((graph.top, *graph.blocks.values()), (other.top, *other.blocks.values()), strict=True)
+    every = zip(graph.all_blocks, other.all_blocks, strict=True)
     return any(
         (a.saved, a.saved_extra) != (b.saved, b.saved_extra)
         for x, y in every
@@ -77,7 +77,7 @@ def keeps_other_tensors(graph: Graph, gpu: Gpu, workload: Workload) -> bool:
 def attentions_by_kernel(graph: Graph, gpu: Gpu, workload: Workload) -> dict[str, list[tuple[Block, Op]]]:
     """Return the attentions of a graph by the kernel that each takes."""
     stated, by_kernel = workload.resolved().attention, dict[str, list[tuple[Block, Op]]]()
-    for block, op in _find_attentions((graph.top, *graph.blocks.values())):
+    for block, op in _find_attentions(graph.all_blocks):
         by_kernel.setdefault(attention_kernel(op, block.values, stated, gpu), []).append((block, op))
     return by_kernel
 

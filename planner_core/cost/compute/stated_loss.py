@@ -29,7 +29,7 @@ def with_stated_loss(graph: Graph, stated: str, compiled: bool) -> Graph:
     such a loss."""
     kind, _, parts = stated.partition(":")
     kind = COMPILED if compiled and kind == EAGER else kind
-    losses = [op for block in (graph.top, *graph.blocks.values()) for op in _find_losses(block)]
+    losses = [op for block in graph.all_blocks for op in _find_losses(block)]
     if kind == EAGER or any(AS_RUN in op.attrs for op in losses):
         return graph
     if not losses:
@@ -46,7 +46,7 @@ def with_stated_loss(graph: Graph, stated: str, compiled: bool) -> Graph:
             named("loss"),
             " out",
         )
-    top, *others = (_replace_losses(block, kind, int(parts or 1)) for block in (graph.top, *graph.blocks.values()))
+    top, *others = (_replace_losses(block, kind, int(parts or 1)) for block in graph.all_blocks)
     return replace(graph, top=top, blocks={block.name: block for block in others})
 
 

@@ -145,7 +145,7 @@ def _count_calls(block: Block, plan: BlockPlan, model: CostModel) -> tuple[int, 
 
 def _trained_weights(block: Block) -> list[str]:
     """Return the names of the weights of a block that are trained, without those that its caller passes in."""
-    return [v.name for i, v in enumerate(block.values) if v.kind == "parameter" and v.grad and i not in block.inputs]
+    return [v.name for v in block.own_parameters.values() if v.grad]
 
 
 def _count_calls_without_messages(
@@ -184,7 +184,7 @@ def _join_weight_messages(messages: Iterable[Message]) -> Iterator[Message]:
 def _forward_calls(block: Block, op: Op) -> int:
     """Calls of an operator in forward."""
     if operator(op.fn).kind is Kind.EXPERTS:
-        tables = (block.values[v].meta.shape for v in op.inputs if block.values[v].kind == "parameter")
+        tables = (v.meta.shape for v in block.parameters_of(op))
         return EXPERT_CALLS * max((shape[0] for shape in tables), default=1)
     return 1 + _extra_calls(op)
 

@@ -230,9 +230,9 @@ def idle_parameter_notes(graph: Graph, trained: Collection[str]) -> tuple[str, .
     unreached: dict[str, TensorMeta] = {}
     for prefix, block in (("", graph.top), *((c.prefix, graph.blocks[c.block]) for c in graph.calls())):
         used = {*block.inputs, *(v for item in block.items for v in item.inputs)}
-        for i, v in enumerate(block.values):
+        for i, v in block.own_parameters.items():
             name = join_name(prefix, v.name)
-            if v.kind == "parameter" and not v.grad and i not in block.inputs and name in trained:
+            if not v.grad and name in trained:
                 (unreached if i in used else unused)[name] = v.meta
     return (
         *_idle_note(unused, "are not used by this training step"),

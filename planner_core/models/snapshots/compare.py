@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner_core.core import VARIES, Attr, Graph, Op, unfold_graph
+from planner_core.core import VARIES, Attr, Graph, unfold_graph
 
 
 def graph_difference(a: Graph, b: Graph) -> str | None:
@@ -39,7 +39,7 @@ def _differ_in_floats(a: Mapping[str, Attr], b: Mapping[str, Attr]) -> bool:
 
 def _ops_by_name(graph: Graph) -> dict[str, dict[str, Any]]:
     top = unfold_graph(graph).top
-    ops = [op for op in top.items if isinstance(op, Op)]
+    ops = top.ops
     makers = {v: (op.name, i) for op in ops for i, v in enumerate(op.outputs)}
     # A folded graph may make a constant earlier, so constants are numbered as ops use them, in the order of the ops' names.
     constants: dict[int, int] = {}

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from planner_core.core import Block, Call, Op, join_name
+from planner_core.core import Block, Call, join_name
 from planner_core.ops import CoarseBlock, Group
 from planner_core.planning.library import Folded
 
@@ -157,9 +157,9 @@ def _scoped_groups(folded: Folded, unfolded: bool) -> Iterator[tuple[str, str, C
 
 
 def _group_attributes(block: Block, group: Group) -> dict[str, Any]:
-    ops = [_op_attributes(block, i) for i in group.items]
+    ops = block.ops_at(group.items)
     lead = next(op for op in ops if op.name == group.name)
-    weights = [block.values[v] for op in ops for v in dict.fromkeys(op.inputs) if block.values[v].kind == "parameter"]
+    weights = [v for op in ops for v in dict.fromkeys(block.parameters_of(op))]
     scope = group.name.rpartition("/")[0]
     return {
         "label": f"{scope.rpartition('.')[2]} {lead.fn}".strip(),
@@ -169,12 +169,6 @@ def _group_attributes(block: Block, group: Group) -> dict[str, Any]:
         "weights": " ".join(dict.fromkeys(w.name for w in weights)),
         "parameters": sum(math.prod(w.meta.shape) for w in weights),
     }
-
-
-def _op_attributes(block: Block, position: int) -> Op:
-    item = block.items[position]
-    assert isinstance(item, Op)
-    return item
 
 
 def _all_wires(folded: Folded, unfolded: bool) -> Iterator[_Wire]:
@@ -198,7 +192,7 @@ def _all_wires(folded: Folded, unfolded: bool) -> Iterator[_Wire]:
 
 def _wires_into(block: Block, group: Group, scope: str, makers: dict[int, NodeKey]) -> Iterator[_Wire]:
     """Yield what a group takes from others, each tensor once; then its own results are noted in `makers`."""
-    ops = [_op_attributes(block, i) for i in group.items]
+    ops = block.ops_at(group.items)
     results: Mapping[int, None] = dict.fromkeys(v for op in ops for v in op.outputs)
     here = (scope, group.name)
     for v in dict.fromkeys(v for op in ops for v in op.inputs):

@@ -135,11 +135,7 @@ class _Retargeting:
 
     def _params_of_copy(self, prefix: str, block: Block) -> dict[int, ParamPlan]:
         """Return how the plan stores the parameters that belong to this copy of a block, by value."""
-        named = (
-            (i, self._name_in_plan(join_name(prefix, v.name)))
-            for i, v in enumerate(block.values)
-            if v.kind == "parameter" and i not in block.inputs
-        )
+        named = ((i, self._name_in_plan(join_name(prefix, v.name))) for i, v in block.own_parameters.items())
         return {i: self._fit_param(block, i, self.params[name]) for i, name in named if name in self.params}
 
     def _fit_param(self, block: Block, value: int, old: ParamPlan) -> ParamPlan:

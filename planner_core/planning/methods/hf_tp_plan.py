@@ -116,7 +116,7 @@ def _planned_dims(graph: Graph, plan: Mapping[str, str], parts: int) -> tuple[di
     dims: dict[int, int | None] = {}
     idle: set[int] = set()
     first = _first_calls(graph)
-    for block in (graph.top, *graph.blocks.values()):
+    for block in graph.all_blocks:
         for value in block.values:
             if value.kind == "parameter":
                 full = join_name(first.get(block.name, ""), value.name)
@@ -132,7 +132,7 @@ def _column_results(graph: Graph, plan: Mapping[str, str]) -> frozenset[int]:
     """Ids of the values that are made only from results of colwise layers, up to the next layer with a weight."""
     results: set[int] = set()
     first = _first_calls(graph)
-    for block in (graph.top, *graph.blocks.values()):
+    for block in graph.all_blocks:
         for op in block.ops:
             ends = [block.values[v] for v in op.inputs]
             weights = [v for v in ends if v.kind == "parameter" and len(v.meta.shape) > 1]

@@ -159,8 +159,7 @@ def _uneven_experts(graph: Graph, layout: Layout) -> Iterator[Fault]:
 
 
 def _ops_of(graph: Graph) -> Iterator[tuple[Block, Op]]:
-    for block in (graph.top, *graph.blocks.values()):
-        yield from ((block, op) for op in block.ops)
+    return ((block, op) for block in graph.all_blocks for op in block.ops)
 
 
 def megatron_fault(plan: Plan) -> str:

@@ -72,7 +72,7 @@ PAIR_FORMS: Mapping[str, PairForm] = {
 def may_split_tokens(form: PairForm, graph: Graph) -> bool:
     """Return whether a form shards tokens in a model. Stock styles do so in the layers of text models that transformers has a plan for; the
     code of others mixes parts of the tokens with whole tensors, and so does a router."""
-    products = (op for b in (graph.top, *graph.blocks.values()) for op in b.ops if op.fn in WEIGHT_OF)
+    products = (op for b in graph.all_blocks for op in b.ops if op.fn in WEIGHT_OF)
     return form.tokens and vendor_plan(graph.config) is not None and all(op.module in STOCK for op in products)
 
 
@@ -158,7 +158,7 @@ def _pair_test(graph: Graph, layout: TpLayout, alone: bool) -> PairTest:
     choice: dict[int, set[int]] = {}
     # Names are of the first call; all copies of a block have the same layers, so they stand for all.
     first = {c.block: c.prefix for c in reversed(list(graph.calls()))}
-    for block in (graph.top, *graph.blocks.values()):
+    for block in graph.all_blocks:
         for index, value in enumerate(block.values):
             if value.kind == "parameter":
                 name = join_name(first.get(block.name, ""), value.name)

@@ -82,11 +82,7 @@ class Candidates:
 def weight_matrices(block: Block) -> list[int]:
     """Return the numbers of the block's own weight matrices that an operator reads, in order."""
     read = {i for item in block.items for i in item.inputs}
-    return [
-        i
-        for i, v in enumerate(block.values)
-        if v.kind == "parameter" and len(v.meta.shape) >= 2 and i in read and i not in block.inputs
-    ]
+    return [i for i, v in block.own_parameters.items() if len(v.meta.shape) >= 2 and i in read]
 
 
 def score_candidates(

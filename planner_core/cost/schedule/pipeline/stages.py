@@ -73,7 +73,7 @@ def stage_plans(blocks: Mapping[str, BlockPlan], graph: Graph, pipeline: Pipelin
 
 def cut_items(graph: Graph, pipeline: Pipeline) -> tuple[int, ...]:
     """Return the first item of each stage in the top block, and the number of all items. Raises InputError if the calls are not as many."""
-    at = [k for k, item in enumerate(graph.top.items) if isinstance(item, Call)]
+    at = graph.top.call_positions
     if sum(pipeline.copies) != len(at):
         raise InputError(
             f"the stages run {sum(pipeline.copies)} copies of blocks, and {graph.name} has {len(at)}; plan this model again"
@@ -118,7 +118,7 @@ def boundary_states(stage: StagePlan) -> dict[int, State]:
 
 def least_boundary_bytes(top: Block) -> int:
     """Return the bytes of the whole tensors that pass from one stage to the next, where the fewest do: between two copies of blocks."""
-    cuts = [k for k, item in enumerate(top.items) if isinstance(item, Call)][1:]
+    cuts = top.call_positions[1:]
     return min(
         (sum(top.values[v].meta.num_bytes for v in crossing) for crossing in _crossing_values(top, cuts)), default=0
     )

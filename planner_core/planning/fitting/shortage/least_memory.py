@@ -38,11 +38,10 @@ def least_state_bytes(planner: Planner) -> int:
     graph, total = planner.graph, 0
     repeated = [(graph.blocks[name], times) for name, times in graph.num_repeats.items()]
     for block, times in ((graph.top, 1), *repeated):
-        for i, v in enumerate(block.values):
-            # A weight among a block's inputs is the caller's, where it counts once for all copies that share it.
-            if v.kind == "parameter" and i not in block.inputs:
-                item = weight_bytes(ITEM_BYTES[v.meta.dtype], v.grad, planner.workload)
-                total += times * math.prod(v.meta.shape) * (item.stored + item.moments + item.updated)
+        # A weight among a block's inputs is the caller's, where it counts once for all copies that share it.
+        for v in block.own_parameters.values():
+            item = weight_bytes(ITEM_BYTES[v.meta.dtype], v.grad, planner.workload)
+            total += times * math.prod(v.meta.shape) * (item.stored + item.moments + item.updated)
     return total // planner.cluster.num_gpus
 
 
