@@ -57,19 +57,19 @@ def _carry_batch_and_tokens(current: Mapping[str, Any], after: dict[str, Any], n
     work = settings.batch_and_tokens(after)
     if not is_set:
         if work != (batch, seq):
-            name, before = settings.model_title(after["model"]), _describe_batch(batch, seq)
-            notes.append(f"{name} starts at its own {_describe_batch(*work)}; it was {before}.")
+            name, before = settings.model_title(after["model"]), units.batch_of(batch, seq)
+            notes.append(f"{name} starts at its own {units.batch_of(*work)}; it was {before}.")
         return
     if (seq == 1) != (work[1] == 1):  # pictures have no tokens
         after.update(batch=None, seq=None)
-        usual_work = _describe_batch(*settings.batch_and_tokens(after))
+        usual_work = units.batch_of(*settings.batch_and_tokens(after))
         notes.append(f"{settings.model_title(after['model'])} starts at its own {usual_work}: samples are not alike.")
         return
     after.update(batch=batch, seq=seq)
     if limit is not None and seq > limit:
         after.update(batch=min(settings.MOST["batch"], max(1, batch * seq // limit)), seq=limit)
-        name, new_size = settings.model_title(after["model"]), _describe_batch(*settings.batch_and_tokens(after))
-        notes.append(f"{name} has {units.whole(limit)} positions: {new_size}, it was {_describe_batch(batch, seq)}.")
+        name, new_size = settings.model_title(after["model"]), units.batch_of(*settings.batch_and_tokens(after))
+        notes.append(f"{name} has {units.whole(limit)} positions: {new_size}, it was {units.batch_of(batch, seq)}.")
 
 
 def _drop_unfit_mesh_and_limit(after: dict[str, Any], notes: list[str]) -> None:
@@ -111,7 +111,3 @@ def _drop_trade_offs(new: Mapping[str, Any], after: dict[str, Any], notes: list[
 
 def _is_trade_off(plan_id: str) -> bool:
     return re.fullmatch(rf"{TRADE_OFF}-[a-z-]*\d+", plan_id) is not None
-
-
-def _describe_batch(batch: int, seq: int) -> str:
-    return f"{units.whole(batch)} × {units.whole(seq)} tokens" if seq != 1 else f"{units.whole(batch)} samples"

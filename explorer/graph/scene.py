@@ -16,7 +16,7 @@ from typing import Any
 
 from explorer.graph.layered import Box, layout_graph, text_width
 from explorer.text import units
-from planner_core.core import Block, Call, Op, TensorMeta
+from planner_core.core import Block, Call, Op, TensorMeta, glob_name
 from planner_core.cost.compute import op_work
 from planner_core.ops import CoarseBlock, CoarseGraph, Group, Kind, is_heavy, operator, rows
 from planner_core.search.network import Run, find_runs
@@ -229,8 +229,7 @@ def _run_node(k: int, run: Run, block: Block, titles: Mapping[str, str]) -> Node
 
 def run_title(run: Run) -> str:
     """Name a run by the path of its copies: `model.layers.*`; a single copy by its prefix."""
-    rows_ = [c.prefix.split(".") for c in run.calls]
-    return ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*rows_, strict=False))
+    return glob_name(tuple(call.prefix for call in run.calls))
 
 
 def _group_node(scope: str, block: Block, group: Group) -> Node:

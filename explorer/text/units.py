@@ -74,6 +74,11 @@ def traffic(num_bytes: float) -> str:
     return f"{int(num_bytes)} B"
 
 
+def batch_of(samples: int, seq: int) -> str:
+    """Write the batch of a step: `256 × 8 192 tokens`, or `256 samples` of a model whose samples are not sequences."""
+    return f"{whole(samples)} × {whole(seq)} tokens" if seq != 1 else f"{whole(samples)} samples"
+
+
 def count(value: float) -> str:
     """Write a large count: 8.03 B, 525 M, 12.3 k."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e4)):

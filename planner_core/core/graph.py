@@ -148,6 +148,14 @@ class Block:
         """Return the operations at these positions of `items`, without calls."""
         return tuple(op for i in positions if isinstance(op := self.items[i], Op))
 
+    def with_ops(self, changed: Mapping[str, Op]) -> Block:
+        """Return the block with other operations in the place of those of the same names."""
+        return replace(self, items=tuple(changed.get(i.name, i) if isinstance(i, Op) else i for i in self.items))
+
+    def has_backward(self, op: Op) -> bool:
+        """Return whether an operation runs backward: a gradient comes to one of its results."""
+        return any(self.values[o].grad for o in op.outputs)
+
     def parameters_of(self, op: Op) -> tuple[Value, ...]:
         """Return the parameters that an operation takes, in order of the call."""
         return tuple(v for i in op.inputs if (v := self.values[i]).kind == "parameter")

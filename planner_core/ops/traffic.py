@@ -102,10 +102,6 @@ def _num_elements(block: Block, value: int) -> int:
     return math.prod(block.values[value].meta.shape)
 
 
-def _has_backward(block: Block, op: Op) -> bool:
-    return any(block.values[o].grad for o in op.outputs)
-
-
 LOSS_PASSES = {"fused": (1.0, 2.0), "chunked": (1.0, 2.0), "compiled": (1.0, 2.0), "whole": (3.0, 2.0)}
 """Passes over the logits, forward and backward, of a loss that runs so. They are read once, and read and overwritten by their gradient; in
 float32 (`whole`) the exponentials are written first."""
@@ -121,7 +117,7 @@ def _stated_passes(block: Block, op: Op, fused: bool) -> MemoryPasses | None:
     at = len(op.inputs) if operator(op.fn).kind is Kind.LOOKUP else 0
     return MemoryPasses(
         tuple(forward if i == at else 0.0 for i in range(ends)),
-        tuple(backward if i == at and _has_backward(block, op) else 0.0 for i in range(ends)),
+        tuple(backward if i == at and block.has_backward(op) else 0.0 for i in range(ends)),
     )
 
 
@@ -143,7 +139,7 @@ class _EagerPasses:
         kind = operator(op.fn).kind
         # The passes that add n gradients of one tensor belong to no reader more than to another: each bears 1/n.
         summed = [self._sum_passes(v) for v in op.inputs]
-        if not _has_backward(self.block, op):
+        if not self.block.has_backward(op):
             summed = [0.0] * number
         nothing = MemoryPasses((0.0,) * (number + len(op.outputs)), (*summed, *(0.0 for _ in op.outputs)))
         if is_free(op) or kind in OWN_KERNEL:
@@ -166,7 +162,7 @@ class _EagerPasses:
         """Return the passes of the op's own backward over each of its operands and results."""
         block, one, number = self.block, operator(op.fn), len(op.inputs)
         passes = [0.0] * (number + len(op.outputs))
-        if not _has_backward(block, op):
+        if not block.has_backward(op):
             return passes
         result = _num_elements(block, op.outputs[0])
         for i, v in enumerate(op.inputs):
@@ -255,7 +251,7 @@ class _FusedPasses:
         # A kind that is neither fused nor counted elsewhere (a gather, a pooling) runs as it does without a compiler.
         if kind not in FUSED:
             return _EagerPasses(self.block)._count_op(op)
-        depth, runs = self.depth[op.name], _has_backward(self.block, op)
+        depth, runs = self.depth[op.name], self.block.has_backward(op)
         forward = [self._first_touch(v, depth, "read") for v in op.inputs]
         written = [
             float(self._source(o) in self.outside or (o not in self.outside and not self._is_used(o)))

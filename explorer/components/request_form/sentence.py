@@ -128,8 +128,7 @@ def describe_workload(v: dict[str, Any]) -> str:
     """Describe a step: `256 × 8 192 tokens`, and the micro-batches where they are set."""
     if v["model"].startswith(settings.EXPORTED_PREFIX):
         return "the file’s own inputs"
-    batch, seq = settings.batch_and_tokens(v)
-    size = f"{units.whole(batch)} × {units.whole(seq)} tokens" if seq != 1 else f"{units.whole(batch)} samples"
+    size = units.batch_of(*settings.batch_and_tokens(v))
     return size + (f" in {units.whole(v['accumulate'])}" if v["accumulate"] else "")
 
 

@@ -50,7 +50,7 @@ def _with_packed_qkv(block: Block) -> Block:
         op.name: replace(op, saved_extra=(*op.saved_extra, *(block.values[op.inputs[0]].meta,) * 3))
         for _, op in _find_attentions([block])
     }
-    return replace(block, items=tuple(packed.get(i.name, i) if isinstance(i, Op) else i for i in block.items))
+    return block.with_ops(packed)
 
 
 def _recompute_whole_block(block: Block) -> Block:
@@ -92,10 +92,7 @@ def _with_kernels(block: Block, stated: str, gpu: Gpu) -> Block:
         for _, op in _find_attentions([block])
         if (name := attention_kernel(op, block.values, stated, gpu)) in (MATH, SOFTMAX)
     }
-    if not changed:
-        return block
-    items = tuple(changed.get(item.name, item) if isinstance(item, Op) else item for item in block.items)
-    return replace(block, items=items)
+    return block.with_ops(changed) if changed else block
 
 
 def _with_math_kernel(block: Block, op: Op) -> Op:

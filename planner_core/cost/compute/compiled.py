@@ -51,7 +51,7 @@ def _keeps_value(block: Block, op: Op, value: int, cut: set[int]) -> bool:
 
 def _needed_activations(block: Block, op: Op) -> set[int]:
     """Return the activations that the backward of an operator reads."""
-    if not any(block.values[o].grad for o in op.outputs):
+    if not block.has_backward(op):
         return set()
     return {r for v in op.saved if block.values[r := root(block, v)].kind == "activation"}
 

@@ -36,5 +36,4 @@ def with_norm_kernels(block: Block) -> Block:
                 or values[v].storage == values[first].storage
             )
             changed[op.name] = replace(op, saved=saved, attrs={**op.attrs, AS_RUN: NORM_KERNEL})
-    items = tuple(changed.get(i.name, i) if isinstance(i, Op) else i for i in block.items)
-    return replace(block, values=tuple(values), items=items)
+    return replace(block.with_ops(changed), values=tuple(values))

@@ -84,8 +84,7 @@ def _replace_loss(block: Block, loss: Op, kind: str, parts: int) -> Block:
             replace(v, parts=parts) if root(block, i) == logits or _is_view_of(values, i, logits) else v
             for i, v in enumerate(values)
         ]
-    items = tuple(ops.get(i.name, i) if isinstance(i, Op) else i for i in block.items)
-    return replace(block, values=tuple(values), items=items)
+    return replace(block.with_ops(ops), values=tuple(values))
 
 
 def _logits_dtype(block: Block, loss: Op) -> str:

@@ -191,7 +191,7 @@ def _forward_calls(block: Block, op: Op) -> int:
 
 def _backward_calls(block: Block, op: Op) -> int:
     """Calls of an operator in backward."""
-    if not any(block.values[o].grad for o in op.outputs):
+    if not block.has_backward(op):
         return 0
     if operator(op.fn).kind is Kind.EXPERTS:
         return 2 * _forward_calls(block, op)

@@ -147,7 +147,7 @@ class _UnitBuilder:
         self, unit: ScheduledUnit, block: Block, op: Op, prefix: str, outer: dict[int, int], stays: _StayingWeights
     ) -> None:
         unit.ops.append(op)
-        unit.returns |= any(block.values[v].grad for v in op.outputs)
+        unit.returns |= block.has_backward(op)
         sent = self.sites[self.labels[prefix], op.name]
         # A weight that is gathered at its operator is waited for there, as any operand that is redistributed.
         if inside := {block.values[v].name for v in op.inputs if stays.is_gathered_at(block, op, v)}:
