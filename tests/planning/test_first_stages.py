@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planner_core.core import NoPlanFits, Plan
+from planner_core.core import NoPlanFits, Note, NoteKind, Plan
 from planner_core.planning import FIRST_PASSES, Request, add_stages, plan_model
 from planner_core.planning.analysis.reporting import first_plan_text, plan_report, text
 from planner_core.planning.pipeline import PASSES
@@ -104,3 +104,15 @@ def test_stages_that_fit_a_budget_are_the_answer_where_no_plan_of_one_stage_fits
         NoPlanFits, match=r"no plan with stages that fits was found; .* stages of .* take .* GiB, where"
     ):
         plan_model(replace(asked, memory_gb=4))
+
+
+def test_a_narrowed_plan_is_shown_before_stages_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that gave up states bounds no cut. Zamba2 was captured and searched for one sample, 1.1 s, and no stages were found."""
+    asked: list[Plan] = []
+    monkeypatch.setattr(answer, "_find_staged_plan", lambda request, plan, *args: asked.append(plan))
+    (plan,) = plan_model(MUCH_QUICKER, passes={}).plans
+    asked.clear()
+    narrowed = replace(plan, notes=(Note("not proven: plans were left out", NoteKind.SCOPE),))
+    for one in (plan, narrowed, replace(narrowed, fits=False)):
+        answer.find_first_staged_plan(MUCH_QUICKER, one)
+    assert [(one.fits, one.notes) for one in asked] == [(True, plan.notes), (False, narrowed.notes)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 
 from planner_core.search.algebra import least_sum as module
-from planner_core.search.algebra.least_sum import least_sum
+from planner_core.search.algebra.least_sum import least_over, least_sum
 
 SHAPES = [
     [(1, 9, 1, 1), (1, 9, 5, 1), (1, 9, 1, 7)],
@@ -50,3 +52,13 @@ def test_pairs_that_cannot_be_are_not_formed(monkeypatch):
     states[0, np.arange(40), np.arange(40) % 30] = 1.0
     assert least_sum([states, np.ones((1, 40, 1, 500))]).min() == 2.0
     assert sum(formed) == 40 * 500
+
+
+@pytest.mark.parametrize("layout", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+def test_the_least_over_dims_is_that_of_numpy(layout: tuple[int, ...]) -> None:
+    random = np.random.default_rng(1)
+    table = random.random((3, 4, 1, 5)).transpose(layout)
+    table[random.random(table.shape) < 0.3] = np.inf
+    for size in range(5):
+        for dims in combinations(range(4), size):
+            assert np.array_equal(least_over(table, dims), table.min(axis=dims))

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from planner_core.search.algebra.elimination import Floats, Table, add_tables
+from planner_core.search.algebra.least_sum import least_over
 from planner_core.search.algebra.pareto_points import (
     MAX_ENTRIES,
     FormingPoints,
@@ -110,7 +111,7 @@ class BucketTree:
         """Return the least cost through each entry of a table over `names`; these variables all stand in bucket `i`."""
         scope = self.scope_of(i)
         # Variables of the bucket that the caller does not name take their best states.
-        least = self.margins[i].min(axis=tuple(a for a, v in enumerate(scope) if v not in names))
+        least = least_over(self.margins[i], [a for a, v in enumerate(scope) if v not in names])
         kept_scope = [v for v in scope if v in names]
         table: Floats = least.transpose([kept_scope.index(v) for v in names])
         return table

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from planner_core.search.algebra.elimination import Elimination, Floats, Steps, Table, eliminate, fix_variables
 from planner_core.search.algebra.elimination_order import choose_elimination_order
+from planner_core.search.algebra.least_sum import least_over
 
 Ints = NDArray[np.int64]
 Scope = tuple[str, ...]
@@ -137,7 +138,7 @@ def _narrow_tables(table: Floats) -> list[tuple[tuple[int, ...], Floats]]:
     narrow = list(combinations(range(table.ndim), 2 if projection_work(table) <= MAX_WORK else 1))
 
     def least(of: Floats, dims: tuple[int, ...]) -> Floats:
-        return np.asarray(of.min(axis=tuple(d for d in range(of.ndim) if d not in dims)))
+        return least_over(of, [d for d in range(of.ndim) if d not in dims])
 
     if table.size > MAX_COPIED_ENTRIES:
         return [(dims, least(table, dims) / len(narrow)) for dims in narrow]
@@ -249,7 +250,7 @@ def _find_separators(scopes: Sequence[Scope]) -> list[tuple[Scope, list[int]]]:
 def _min_marginal(table: Table, scope: Scope) -> Floats:
     """[scope]: the least of a table through each state of some of its variables, in the order in which the table has them."""
     names, array = table
-    return np.asarray(array.min(axis=tuple(k for k, v in enumerate(names) if v not in scope)))
+    return least_over(array, [k for k, v in enumerate(names) if v not in scope])
 
 
 def _lead_of_best(marginal: Floats) -> float:
