@@ -26,7 +26,7 @@ def show_remedies(result: Result, plans: Mapping[str, Plan]) -> None:
         result, plans.values(), settings.TOOLS[tool] if tool else "", searching=pipeline_plan.is_pending()
     )
     least = shortage.least_bytes
-    st.html(f"<h2 class='recipe'>{frame.escape(shortage.head)}</h2>")
+    st.markdown(f"### {frame.escape(shortage.head)}")
     st.markdown(
         f"{shortage.smallest} needs **{units.memory(least)}** on each GPU; a plan may take **{units.memory(limit)}**, which is "
         f"{units.percent(limit / capacity)} of the GPU’s {units.memory(capacity)}.{shortage.more}"

@@ -47,12 +47,12 @@ def cluster_svg(plan: Plan, theme: Theme, beside: Sequence[Plan] = (), per_row: 
     for k in range(shown):
         x, y = 8 + k % per_row * (NODE_W + NODE_GAP), top + k // per_row * ROW_H
         parts.append(_draw_node(k, x, y, cluster, matrix, scale, theme))
-    height = top + (shown + per_row - 1) // per_row * ROW_H
+    height = top + (shown - 1) // per_row * ROW_H + NODE_H + 2
     if nodes > 1:
         parts.append(_draw_trunk(cluster, matrix, scale, width, top, cols, theme))
     if nodes > shown:
-        parts.append(_draw_text(8, height + 4, f"and {nodes - shown} more nodes", theme, 13))
-        height += 18
+        height += 26
+        parts.append(_draw_text(8, height - 6, f"and {nodes - shown} more nodes", theme, 13))
     label = html.escape(f"{cluster.name}: {nodes} nodes of {per_node} GPUs")
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">{"".join(parts)}</svg>'

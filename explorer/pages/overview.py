@@ -24,15 +24,20 @@ def page() -> None:
     result = frame.open_page(state.FIRST, short=remedies.show_remedies_for_refusal)
     plans = current_setup.with_extra_plans(plan_ids(result.plans), result)
     show_uneven_batch(result)
+    # What would fit changes the settings, and with them the whole page.
+    screen = show_screen if result.recommended.fits else draw_screen
     screen(result, plans)
-    if not result.recommended.fits:
-        remedies.show_remedies(result, plans)
 
 
 @st.fragment
-def screen(result: Result, plans: Mapping[str, Plan]) -> None:
+def show_screen(result: Result, plans: Mapping[str, Plan]) -> None:
     """Draw the graph and the plans: a choice in one is shown in the other, and nothing else runs again."""
     state.sync_address()
+    draw_screen(result, plans)
+
+
+def draw_screen(result: Result, plans: Mapping[str, Plan]) -> None:
+    """Draw the graph, and beside it the plans with the way out: the export, or what would fit where nothing does."""
     chosen, plan = state.chosen_plan(plans, result)
     tool = state.value("tool") if state.value("method") == "exact" else ""
     listed = add_chosen(shortlist(plans, result.choice, settings.TOOLS[tool] if tool else ""), plans, chosen)
@@ -47,7 +52,10 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
         st.caption(f"{folded(result)} Click a node.")
     with right:
         table.show_table(result, plans, listed, chosen)
-        launch.show_export_bar(result, chosen, plan)
+        if result.recommended.fits:
+            launch.show_export_bar(result, chosen, plan)
+        else:
+            remedies.show_remedies(result, plans)
         if less_memory.is_pending() or pipeline_plan.is_pending() or proof.is_pending(result):
             _searches(result)
         for note in notes_of(result):

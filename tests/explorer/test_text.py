@@ -6,6 +6,7 @@ import sys
 import tomllib
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -219,11 +220,16 @@ CROWDED = {
     "hf-expert": (868.1, 73.1),
 }
 """Step in ms and GiB of the plans of Llama-3-8B on two nodes of eight H100."""
+METHODS = {"TAP": (590.6, 70.7), "TAPS": (593.8, 71.1), "ATP": (1240.0, 67.6), "Alpa-like": (595.2, 73.0)}
+"""The same of the papers' methods."""
 
 
+@pytest.mark.parametrize("charted", [CROWDED, CROWDED | METHODS], ids=["plans", "methods"])
 @pytest.mark.parametrize("width", [256, 296, 424, 616])
-def test_every_name_is_beside_its_point_or_joined_to_it(result: Result, width: int) -> None:
-    """A name without a leader is nearest to its own point; a leader runs over no other mark, nor does a name cover one."""
+def test_every_name_is_beside_its_point_or_joined_to_it(
+    result: Result, width: int, charted: dict[str, tuple[float, float]]
+) -> None:
+    """A name without a leader is nearest to its own point; a leader crosses no other and runs over no mark, nor does a name cover one."""
     cost = result.best.cost
     plans = {
         name: replace(
@@ -233,7 +239,7 @@ def test_every_name_is_beside_its_point_or_joined_to_it(result: Result, width: i
                 cost, step_time_s=ms / 1e3, memory_bytes={**cost.memory_bytes, "peak": round(gib * units.GIB)}
             ),
         )
-        for name, (ms, gib) in CROWDED.items()
+        for name, (ms, gib) in charted.items()
     }
     chart = plans_chart.draw_plans(plans, "FSDP", round(73.3 * units.GIB))
     group = next(k for k, widest in enumerate(chart["widths"]) if width <= widest)
@@ -242,12 +248,14 @@ def test_every_name_is_beside_its_point_or_joined_to_it(result: Result, width: i
     def mark_of(ms: float, gib: float) -> complex:
         return complex((ms - left) / (right - left) * width, (1 - gib / high) * plans_chart.PLOT_HEIGHT)
 
-    marks = {name: mark_of(*end) for name, end in CROWDED.items()}
+    marks = {name: mark_of(*end) for name, end in charted.items()}
+    leaders = []
     drawn = [p for p in chart["points"] if p["places"]]
-    assert len(drawn) == len(CROWDED) - 3, "trade-offs have no names"
+    assert len(drawn) == len(charted) - 3, "trade-offs have no names"
     for point in drawn:
         own, place = mark_of(point["x"], point["y"]), point["places"][group]
         end = own + complex(place.right, place.down)
+        leaders += [(own, end)] * place.leader
         text = [end + (1 if place.right > 0 else -1) * x for x in range(6 * len(point["name"]))]
         for name, mark in marks.items():
             if abs(mark - own) < 0.1:
@@ -255,6 +263,13 @@ def test_every_name_is_beside_its_point_or_joined_to_it(result: Result, width: i
             assert min(abs(mark - t) for t in text) > (8 if place.leader else 1.5 * abs(end - own)), (point, name)
             if place.leader and abs(mark - own) > 10:
                 assert min(abs(mark - own - (end - own) * k / 50) for k in range(51)) > 7, (point, name)
+    for one, other in combinations(leaders, 2):
+        assert not (divides(*one, *other) and divides(*other, *one)), "two leaders cross"
+
+
+def divides(start: complex, end: complex, one: complex, other: complex) -> bool:
+    """Whether two points lie on either side of a line."""
+    return ((one - start) / (end - start)).imag * ((other - start) / (end - start)).imag < 0
 
 
 def test_the_page_offers_what_the_exporters_can_write() -> None:

@@ -31,6 +31,45 @@ def test_lists_and_dialogs_have_the_colours_of_the_page(visit: Visit) -> None:
     body = visit.page.locator("[data-testid=stPopoverBody]")
     body.wait_for()
     assert body.evaluate("e => getComputedStyle(e).colorScheme") == "dark"
+    words = body.get_by_role("button", name="Plan", exact=True).locator("p")
+    assert words.evaluate("e => getComputedStyle(e).color") == "rgb(15, 19, 23)", "white on light blue"
+
+
+def test_a_pop_up_ends_with_its_last_line(visit: Visit) -> None:
+    """The cluster's ended at 70 % of the window: its last line was cut through."""
+    visit.page.set_viewport_size({"width": 1440, "height": 900})
+    visit.open("/?layers=2")
+    visit.page.locator("[class*='st-key-chip_cluster'] button").first.click()
+    body = visit.page.locator("[data-testid=stPopoverBody]")
+    body.get_by_text("This cluster as a file").wait_for()
+    assert body.evaluate("e => e.scrollHeight <= e.clientHeight + 1")
+    box = body.bounding_box()
+    assert box is not None and box["y"] + box["height"] <= 900
+
+
+NOTHING_FITS = "/?model=gpt2-xl&cluster=1x8-h100&layers=2&batch=4096&accumulate=1&recompute=none"
+
+
+def test_what_would_fit_is_beside_the_graph(visit: Visit) -> None:
+    """It lay a screen below the graph, and the place beside it was empty. A button changes the whole page."""
+    visit.page.set_viewport_size({"width": 1440, "height": 900})
+    visit.open(NOTHING_FITS)
+    ways, graph = visit.page.locator("[class*='st-key-way_out_']"), visit.page.locator(".graph").first
+    ways.first.wait_for()
+    at, beside = ways.first.bounding_box(), graph.bounding_box()
+    assert at and beside and at["x"] > beside["x"] + beside["width"] and at["y"] < beside["y"] + beside["height"]
+    ways.first.locator("button").click()
+    visit.page.get_by_text("No plan fits the memory").wait_for(state="detached")
+
+
+@pytest.mark.parametrize("width", [1440, 800])
+def test_the_bar_begins_where_the_page_does(visit: Visit, width: int) -> None:
+    visit.page.set_viewport_size({"width": width, "height": 900})
+    visit.open("/?layers=2")
+    logo, page = (
+        visit.page.locator(part).first.bounding_box() for part in ("[data-testid=stHeaderLogo]", ".st-key-sentence")
+    )
+    assert logo and page and abs(logo["x"] - page["x"]) < 2
 
 
 def test_on_a_phone_it_reads_from_top_to_bottom(visit: Visit) -> None:

@@ -154,10 +154,11 @@ def _show_exported(home: Result, plan: Plan, target: Target, exported: exporting
 
 def _offer_export(home: Result, plan: Plan, target: Target, content: str) -> None:
     file = file_name(target)
-    frame.offer_file(f"Download {file}", content, file, f"download_{target.name}", type="primary")
-    if target.plan_suffix:
-        plan_name = file.removesuffix(target.suffix) + target.plan_suffix
-        frame.offer_file(f"Download {plan_name}", exporting.plan_text(plan), plan_name, "download_beside")
+    with st.container(horizontal=True):
+        frame.offer_file(f"Download {file}", content, file, f"download_{target.name}", type="primary")
+        if target.plan_suffix:
+            plan_name = file.removesuffix(target.suffix) + target.plan_suffix
+            frame.offer_file(f"Download {plan_name}", exporting.plan_text(plan), plan_name, "download_beside")
     st.code(commands.launch_command(target.name, home.cluster, file, content), language="bash", wrap_lines=True)
     lines = content.splitlines()
     st.code("\n".join(lines[:PREVIEW_LINES]), language=LANGUAGES.get(target.suffix, "text"), height=260)

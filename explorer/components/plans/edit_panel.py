@@ -45,7 +45,7 @@ def show_edits(result: Result, plans: dict[str, Plan], chosen: str) -> None:
 def _show_controls(result: Result, current: edits.Edits, base: Plan) -> None:
     weights = {edit.weight_key(e.weight): e for e in edit.editable_weights(result.of_plan(base).graph, base)}
     st.markdown(f"From **{frame.escape(recipe.layout_name(base))}**")
-    with st.container(horizontal=True, key="edit", gap="medium", vertical_alignment="bottom"):
+    with st.container(horizontal=True, key="edit", gap="medium"):
         start = next(reversed(tuple(current.changes)), None) or _first_weight(result, weights)
         key = st.selectbox(
             "Weight",

@@ -179,11 +179,11 @@ def _model_fields(v: dict[str, Any]) -> None:
         if known and known.depth:
             form.whole("layers", v["layers"], empty="as published")
         form.file(
-            "Your own model: a Hugging Face config.json, or a .pt2 file of torch.export",
+            "Your own: config.json or .pt2",
             "own_config",
             ("json", "pt2"),
             lambda _, content: {"model": store_model(content)},
-            help="Read as data: no weights, no code of yours is run, nothing leaves this machine",
+            help="Of Hugging Face, or of torch.export. Read as data: no weights, no code of yours is run, nothing leaves this machine",
         )
         form.lines(
             "Or paste it, or the model’s id",
@@ -231,14 +231,14 @@ def _cluster_fields(v: dict[str, Any], cluster: Cluster) -> None:
         with right:
             form.whole("gpus", gpus, label="GPUs in a node")
             form.amount(
-                "Link inside a node, GB/s per GPU",
+                "Inside a node, GB/s per GPU",
                 "intra",
                 levels[0].unit_bytes_per_s / 1e9,
                 help=_link_help(levels[0].efficiency),
             )
             if len(levels) <= 2:
                 form.amount(
-                    "Link between nodes, GB/s per GPU",
+                    "Between nodes, GB/s per GPU",
                     "inter",
                     _inter_gb_per_s(cluster),
                     _parse_inter(cluster),
