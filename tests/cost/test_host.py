@@ -15,10 +15,12 @@ from planner_core.cost import seconds_waited_for_host, simulated_pipeline
 from planner_core.cost.schedule.pipeline.timing import schedule_seconds
 from planner_core.exporters import export_text
 from planner_core.models import load_plan_graph
+from planner_core.planning import Request
 from planner_core.planning.analysis.legend import find_same_plan
 from planner_core.planning.analysis.reporting import exposed_and_bubble, plan_report, text
 from planner_core.planning.fitting.host_waits import note_host_wait, note_unknown_host
 from planner_core.planning.pricing import split_pipeline_step
+from tests.support.plans import planned, searched
 
 
 def priced(model: str, **options: object) -> Plan:
@@ -62,7 +64,7 @@ def test_short_kernels_wait_and_long_ones_do_not() -> None:
 
 
 def test_a_plan_and_a_price_of_its_layout_have_one_step() -> None:
-    plan = shardscope.plan("vit-large", cluster="1x8-h100:gpus=1", batch=8, layers=4).best
+    plan = searched(Request("vit-large", cluster="1x8-h100:gpus=1", batch=8, layers=4))
     stated = priced("vit-large", micro_batch=8, layers=4)
     assert plan.cost.host_wait_s > 0
     assert plan.cost.step_time_s == pytest.approx(stated.cost.step_time_s, rel=1e-12)
@@ -71,7 +73,7 @@ def test_a_plan_and_a_price_of_its_layout_have_one_step() -> None:
 
 def test_the_shortest_step_leads_and_a_note_bounds_what_is_left() -> None:
     """ViT-large fully sharded keeps 16 GPUs busy for less time, and their hosts for longer, than data parallel does."""
-    result = shardscope.plan("vit-large", cluster="2x8-h100", layers=4)
+    result = planned(Request("vit-large", cluster="2x8-h100", layers=4))
     best, fsdp = result.best, next(p for p in result.plans if p.name == "FSDP")
     assert fsdp.cost.gpu_time_s < best.cost.gpu_time_s and fsdp.cost.step_time_s > best.cost.step_time_s
     assert best.cost.step_time_s == min(p.cost.step_time_s for p in result.plans if p.fits)
@@ -89,7 +91,7 @@ def test_the_shortest_step_leads_and_a_note_bounds_what_is_left() -> None:
 
 def test_a_plan_that_waits_has_its_gap_and_one_answer_in_every_row() -> None:
     """The only plan of data parallelism's space is the least of it, and as the best plan of all it is not proven."""
-    result = shardscope.plan("vit-large", cluster="2x8-h100", layers=4)
+    result = planned(Request("vit-large", cluster="2x8-h100", layers=4))
     best, same = result.best, next(p for p in result.plans if p.name == "data parallel")
     assert best.bound and same.blocks == best.blocks and same.optimal and not best.optimal
     (gap,) = [n.sentence for n in best.notes if n.kind is NoteKind.GAP]

@@ -10,6 +10,7 @@ from planner_core.cost import axis_roles, micro_batch, weight_roles
 from planner_core.planning import Planner, Request, prepare_planner
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import time_band
+from tests.support.plans import searched
 
 LLAMA = Request("llama-3-8b", cluster="2x8-h100", batch=16, seq=1024, layers=2)
 
@@ -44,14 +45,14 @@ def test_stated_layouts_keep_their_names(llama: Planner, layout: str, names: tup
 
 def test_axes_of_one_role_are_told_apart() -> None:
     """FSDP that the search finds on two axes; a plan file needs names that differ."""
-    best = shardscope.plan("llama-3-8b", cluster="2x8-h100", mesh="2x8", batch=16, layers=4, zero=3).best
+    best = searched(Request("llama-3-8b", cluster="2x8-h100", mesh="2x8", batch=16, layers=4, zero=3))
     assert axis_roles(best) == ("shard", "shard") and best.mesh.axis_names == ("shard_outer", "shard_inner")
     assert plan_from_json(plan_to_json(best)).mesh == best.mesh
 
 
 def test_an_axis_that_splits_a_sample_is_for_context() -> None:
     """One sequence on all GPUs: weights are gathered, and each GPU has a part of the tokens."""
-    best = shardscope.plan("llama-3-8b", cluster="1x8-h100", batch=1, seq=65536, layers=2, zero=3).best
+    best = searched(Request("llama-3-8b", cluster="1x8-h100", batch=1, seq=65536, layers=2, zero=3))
     assert set(axis_roles(best)) == {"context"} and set(weight_roles(best)) == {"shard"}
     assert micro_batch(best) == 1
 
@@ -67,5 +68,5 @@ def test_an_axis_on_which_all_do_the_same_is_idle() -> None:
 
 def test_an_axis_that_deals_experts_out_is_for_experts() -> None:
     """Attention's weights are gathered on it, and experts are not."""
-    best = shardscope.plan("mixtral-8x7b", cluster="1x8-h100", batch=8, layers=2, zero=3).best
+    best = searched(Request("mixtral-8x7b", cluster="1x8-h100", batch=8, layers=2, zero=3))
     assert axis_roles(best) == ("expert",) and weight_roles(best) == ("shard",)

@@ -170,6 +170,14 @@ def dealt_by_torchtitan(text: str, layers: int) -> tuple[int, ...]:
         ("dp=4,tp=2,sp,pp=2,vp=3,zero=1", 16, True),
     ],
 )
+@pytest.mark.slow(
+    but=(
+        "dp=4,tp=2,sp,pp=2,vp=2,zero=1-8-True",
+        "tp=2,sp,pp=8,vp=3-80-False",
+        "dp=2,tp=2,pp=4,zero=1,copies=1-3-3-2-9-True",
+        "dp=2,tp=2,pp=4,vp=2,zero=1,schedule=zbv-20-True",
+    )
+)
 def test_torchtitan_makes_the_stages_of_the_plan(layout: str, layers: int, same: bool) -> None:
     """Its options gave as many layers a stage as the fullest one of the plan has, of which torchtitan made 20 stages for 24, and refused
     them; the price was of 16."""

@@ -60,7 +60,7 @@ def count_captures(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]) -> l
     return seen
 
 
-@pytest.mark.parametrize("config", [{**TINY, "num_hidden_layers": 8}, DEEP_T5])
+@pytest.mark.parametrize("config", [pytest.param({**TINY, "num_hidden_layers": 8}, marks=pytest.mark.slow), DEEP_T5])
 def test_a_deep_model_is_captured_once(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Few of its layers show how sizes depend on the samples."""
     seen, graphs = count_captures(monkeypatch, config), BatchGraphs()

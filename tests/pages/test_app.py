@@ -198,7 +198,7 @@ def test_no_string_stands_by_itself_on_a_page() -> None:
 
 
 def test_a_tool_bounds_the_search_names_the_plan_and_chooses_the_export() -> None:
-    at = open_page("overview", tool="torchtitan", layers="2")
+    at = open_page("overview", model="gpt2-xl", cluster="1x8-h100", layers="2", tool="torchtitan")
     assert not at.exception
     assert table(at)[0]["what"].startswith("recommended: torchtitan runs it")
     assert at.button(key="export").label == "Export to torchtitan"
@@ -213,7 +213,7 @@ def test_nothing_is_written_before_a_form_is_asked_for(monkeypatch: pytest.Monke
         return exporting.ExportedFile("line", ())
 
     monkeypatch.setattr(exporting, "export", export)
-    at = open_page("overview", model="gpt2-xl", layers="2")
+    at = open_page("overview", model="gpt2-xl", cluster="1x8-h100", layers="2")
     assert not made
     at.button(key="export").click().run()
     assert not at.exception and made == ["torchrun"]

@@ -158,7 +158,6 @@ def test_an_engineer_changes_everything_and_finds_every_figure_on_the_command_li
     expect(page.locator("[data-testid=stAlert]", has_text=refusal)).to_have_count(1)
 
 
-@pytest.mark.sample
 def test_a_student_sees_what_repeats_and_how_a_weight_is_split(visit: Visit) -> None:
     page = visit.page
     visit.open("/")
@@ -279,6 +278,7 @@ def test_the_drawing_can_be_kept_and_searched(visit: Visit, tmp_path: Path) -> N
     expect(page.locator(".matches")).to_have_text("no match")
 
 
+@pytest.mark.sample
 def test_the_keys_walk_the_graph_and_the_table(visit: Visit) -> None:
     page = visit.page
     visit.open("/?layers=2")

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import planner_core as shardscope
 from planner_core.core import Plan, Shard
+from planner_core.planning import Request
 from planner_core.runtime import Parallel
 from planner_core.runtime.training.data import batch_position
 from planner_core.verification import scaled, verify
@@ -23,7 +24,7 @@ from planner_core.verification.build_models import build_whole_model, make_examp
 from tests.runtime.test_own_loop import mixed_alone
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
-from tests.support.plans import own_planned
+from tests.support.plans import own_planned, searched
 from tests.support.ranks import run_ranks
 
 LLAMA = {
@@ -122,7 +123,7 @@ def test_verification_makes_the_call_of_a_loop() -> None:
 
 def test_a_run_on_one_gpu_gathers_and_keeps_nothing() -> None:
     """Weights in float32 are cast for each use in bfloat16, as the plan counts: no working copy lasts, and nothing is sent."""
-    plan = shardscope.plan("gpt2-xl", cluster="1x8-h100:gpus=1", layers=2, batch=2, seq=128).best
+    plan = searched(Request("gpt2-xl", cluster="1x8-h100:gpus=1", layers=2, batch=2, seq=128))
     found = verify(plan)
     assert found["ok"] and found["memory_bytes"]["rel_error"] < 0.001, found["memory_bytes"]
     assert not any(found["collectives"]["measured"].values())

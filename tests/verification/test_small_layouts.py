@@ -63,9 +63,9 @@ def test_a_gradient_that_is_summed_once_stands_alone_when_it_is_sent(tmp_path: P
     ("stack", "layout"),
     [
         ("deepspeed", "dp=4,zero=2"),
-        ("deepspeed", "fsdp=4"),
+        pytest.param("deepspeed", "fsdp=4", marks=pytest.mark.slow),
         ("megatron", "dp=2,tp=2,zero=1"),
-        ("megatron", "dp=2,pp=2"),
+        pytest.param("megatron", "dp=2,pp=2", marks=pytest.mark.slow),
     ],
 )
 def test_a_plan_on_a_tools_stack_is_held_against_what_runs_here(stack: str, layout: str, tmp_path: Path) -> None:
