@@ -82,7 +82,7 @@ class GradientBucket:
     def add_gradient(self, index: int, gradient: torch.Tensor) -> None:
         """Accept one gradient from autograd."""
         if self.is_direct:
-            self.weights[index].publish(gradient if gradient.dtype == self.dtype else gradient.to(self.dtype))
+            self.weights[index].publish(gradient)
             return
         self.arrived.add(index)
         if self.local_moves[index]:

@@ -130,17 +130,18 @@ class Weight:
     def publish(self, gradient: torch.Tensor) -> None:
         """Add a reduced gradient to the parameter's gradient, and run the parameter's own hooks."""
         current, param = self.parameter.grad, self.parameter
-        # Gradients may be summed in 16 bits; torch's optimizers take them in the dtype of the master weight, as FSDP2 hands them on.
-        gradient = gradient.to(param.dtype)
         if isinstance(current, DTensor) and isinstance(param, PlanTensor):
             param.grad = convert_like(current, param)  # of a term of the loop, as a penalty
         local_gradient = self.gradient
         if local_gradient is not None:
-            local_gradient.add_(gradient)
-        elif isinstance(param, PlanTensor):
-            self.parameter.grad = PlanTensor.of(gradient.data, param._spec, param.order)
-        else:  # a view counts what is written to its neighbours as well, and the copy would seem stale
-            self.parameter.grad = gradient.data
+            local_gradient.add_(gradient)  # in whatever dtype it came: a copy in float32 would stand beside the sum
+        else:
+            # Gradients may be summed in 16 bits; torch's optimizers take them in the dtype of the master weight, as FSDP2 hands them on.
+            gradient = gradient.to(param.dtype).data
+            # A view counts what is written to its neighbours as well, and the copy would seem stale.
+            param.grad = (
+                PlanTensor.of(gradient, param._spec, param.order) if isinstance(param, PlanTensor) else gradient
+            )
         if self.materialized is not None and not self.is_alias:
             self.published_gradient = self.gradient
             assert self.published_gradient is not None
