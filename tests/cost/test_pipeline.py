@@ -25,6 +25,7 @@ from planner_core.cost.schedule.pipeline import (
     tied_weights,
     timing,
 )
+from planner_core.cost.schedule.pipeline.orders import steady_situations
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.stages import stage_trace
@@ -113,6 +114,27 @@ def test_long_steps_have_the_situations_of_short_ones(schedule: str, ranks: int,
 
     whole = cut(schedule, ranks, virtual)
     assert situations(steady_orders(whole, 14 * ranks)) == situations(rank_orders(whole, 14 * ranks))
+
+
+def test_a_situation_has_the_stages_whose_backward_has_begun() -> None:
+    """Rank 0 of two runs F0 F1 B0 F2 B1 F3 B2 B3: with another micro-batch in flight last F3 and B2, when its gradients stand. In gpipe
+    they stand after B0."""
+    assert {(s.forward, s.others, s.begun) for s in steady_situations(cut("1f1b", 2), 4)[0]} == {
+        (True, (0,), (False,)),
+        (True, (1,), (True,)),
+        (False, (1,), (True,)),
+        (False, (0,), (True,)),
+    }
+    forwards = {(True, (n,), (False,)) for n in range(4)}
+    backwards = {(False, (n,), (n < 3,)) for n in range(4)}
+    assert {(s.forward, s.others, s.begun) for s in steady_situations(cut("gpipe", 2), 4)[0]} == forwards | backwards
+    two_stages = steady_situations(cut("interleaved", 2, 2), 2)[0]
+    assert [s.begun for s in two_stages if not s.forward] == [
+        (False, False),
+        (False, True),
+        (False, True),
+        (True, True),
+    ]
 
 
 @pytest.mark.parametrize(("ranks", "virtual"), [(2, 2), (3, 4), (4, 3), (8, 2)])

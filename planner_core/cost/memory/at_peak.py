@@ -14,7 +14,7 @@ from itertools import islice
 from planner_core.core import ITEM_BYTES, BlockPlan, Call, Graph, Op, Placements, Value
 from planner_core.cost.memory.backward import BackwardMemory, Gradient
 from planner_core.cost.memory.forward import MOMENTS, BlockMemory, Moment
-from planner_core.cost.memory.peak import arriving_gradients, backward_of, num_update_tensors, walk
+from planner_core.cost.memory.peak import arriving_gradients, backward_of, highest_moment, num_update_tensors, walk
 from planner_core.cost.memory.standing import WeightForm, WeightForms, weight_forms
 from planner_core.cost.memory.storages import Key
 from planner_core.cost.model import CostModel
@@ -168,7 +168,8 @@ class _PeakTensors:
         item = block_memory.storages.block.items[number]
         if running and isinstance(item, Call):
             inner = self.label_of[item.prefix]
-            self.add_forward_moment(inner, _find_highest(self.block_memories[inner])[1])
+            moments = [*self.block_memories[inner].forward_moments()]
+            self.add_forward_moment(inner, moments.index(highest_moment(moments)))
         elif isinstance(item, Op):
             self.add_work(label, item.name, FORWARD, moment.flying - sum(block_memory.flying.values()))
 
@@ -185,7 +186,7 @@ class _PeakTensors:
         self.add_overlap(back)
         named = self.add_gradients(label, back)
         if back.inside and isinstance(call, Call):
-            self.add_inside_call(self.label_of[call.prefix])
+            self.add_inside_call(self.label_of[call.prefix], back.inside)
         elif isinstance(call, Op):
             self.add_work(label, call.name, BACKWARD, moment.flying - named)
         else:
@@ -239,7 +240,7 @@ class _PeakTensors:
             self.add_weight_gradient(label, name, size)
         for k, item in enumerate(self.block_memories[label].storages.block.items):
             # Calls behind the item at work have left their gradients. The one at work has not yet while it runs, or before its unit begins.
-            if isinstance(item, Call) and k >= back.at + (back.inside or not back.begun):
+            if isinstance(item, Call) and k >= back.at + (back.inside is not None or not back.begun):
                 inner = self.label_of[item.prefix]
                 for name, size in self._gradients_after(inner).items():
                     self.add_weight_gradient(inner, name, size)
@@ -259,28 +260,20 @@ class _PeakTensors:
             self.add("buffers", f"gradient of {name}, which another part also makes", label, value, None, size)
         return sum(g.num_bytes for g in of) + sum(back.waiting.values())
 
-    def add_inside_call(self, label: str) -> None:
-        """Add what is held at the highest moment of the backward of one copy. If the block is recomputed, this moment may be in the
-        recomputation."""
+    def add_inside_call(self, label: str, moment: Moment) -> None:
+        """Add what is held at a moment of the backward of one copy. If the block is recomputed, it may be in the recomputation."""
         block_memory, given = self.block_memories[label], arriving_gradients(self.block_memories[label])
-        _, index, moment = _find_highest(block_memory, given, only=BACKWARD)
-        if block_memory.storages.plan.recompute != "none":
-            at, highest = max(enumerate(block_memory.recomputation_moments()), key=lambda m: m[1].total)
-            more = sum(g.num_bytes for g in given.values())
-            # A recomputed copy has two high moments: while it runs again, and in its backward. `peak` took the higher one, and so do we.
-            if highest.total + more >= moment.total:
-                self.add_forward_moment(label, at, recomputed=True)
-                for value, gradient in given.items():
-                    self.add(
-                        "buffers",
-                        f"gradient of {_maker_name(block_memory, value)}",
-                        label,
-                        value,
-                        None,
-                        gradient.num_bytes,
-                    )
-                return
-        self.add_backward_moment(label, index, given)
+        backward = [*BackwardMemory(block_memory, dict(given)).moments()]
+        if moment in backward:
+            self.add_backward_moment(label, backward.index(moment), given)
+            return
+        waiting = Moment(flying=sum(g.num_bytes for g in given.values()))
+        recomputation = [m + waiting for m in block_memory.recomputation_moments()]
+        self.add_forward_moment(label, recomputation.index(moment), recomputed=True)
+        for value, gradient in given.items():
+            self.add(
+                "buffers", f"gradient of {_maker_name(block_memory, value)}", label, value, None, gradient.num_bytes
+            )
 
     def _gradients_after(self, label: str) -> dict[str, int]:
         """Gradients of a block's weights once its backward is done."""
@@ -358,16 +351,6 @@ class _PeakTensors:
             size,
             op=name,
         )
-
-
-def _find_highest(
-    block_memory: BlockMemory, given: dict[int, Gradient] | None = None, only: str = ""
-) -> tuple[str, int, Moment]:
-    """(phase, index, moment) of the first highest moment; of forward alone if no gradients are `given`."""
-    moments = [(FORWARD, i, m) for i, m in enumerate(block_memory.forward_moments())] if only != BACKWARD else []
-    if given is not None:
-        moments += [(BACKWARD, i, m) for i, m in enumerate(BackwardMemory(block_memory, dict(given)).moments())]
-    return max(moments, key=lambda m: m[2].total)
 
 
 def _run_to_moment(moments: Iterable[Moment], index: int) -> Moment:

@@ -41,7 +41,7 @@ class BackwardMemory:
     `by_value`: the gradients of values. `kept`: bytes that autograd keeps. `at_work`: the gradients of the operands of the
     operator at work, by position. `weights` and `weight_bytes`: bytes of the gradients of weights. `waiting`: bytes of those that
     autograd holds for a unit that also uses the weight. `at`: the number of the item
-    at work, -1 at the end. `inside`: whether the present moment is inside a called block. `begun`: whether the
+    at work, -1 at the end. `inside`: the moment of a called block, if the present one is inside of it. `begun`: whether the
     item's unit has begun. `released`: whether what autograd kept for the item is freed.
 
     Beside compute: bytes of weights that are gathered (`gathered`) and of those on their way (`coming`), of gradients that are
@@ -58,7 +58,7 @@ class BackwardMemory:
     weight_bytes: int = 0
     waiting: dict[int, int] = field(default_factory=dict)
     at: int = -1
-    inside: bool = False
+    inside: Moment | None = None
     begun: bool = True
     released: bool = True
     gathered: int = 0
@@ -166,11 +166,10 @@ class BackwardMemory:
         # They are taken out before `here` is summed, since the copy's own walk counts them (`arriving_gradients`).
         arrived = [self.by_value.pop(v, None) for v in call.outputs]
         # The caller counts as kept what the copy keeps inside. While the copy runs backward, its own moments count that instead.
-        inside = Moment(self.block_memory.storages.size["call", number])
-        here = self._moment()
-        self.inside = True
-        yield Moment(here.kept - inside.kept, here.grads, here.flying, here.ahead) + copy.backward
-        self.inside = False
+        here = self._moment() + Moment(-self.block_memory.storages.size["call", number])
+        for self.inside in copy.backward:
+            yield here + self.inside
+        self.inside = None
         self.weight_bytes += copy.grads
         for value in (call.inputs[position] for position in copy.reduced):
             self._set_weight_gradient(

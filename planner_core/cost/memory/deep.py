@@ -13,13 +13,20 @@ Example: 1 000 layers keep 2 MB each. 12 of them are simulated, and 988 are left
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner_core.core import Block, BlockPlan, Call, Graph, Op
 from planner_core.cost.memory.backward import BackwardMemory, Gradient
 from planner_core.cost.memory.forward import MOMENTS, BlockMemory, CallMemory, Moment
-from planner_core.cost.memory.peak import KnownCopies, backward_of, block_memories, highest_moment, walk_from_moments
+from planner_core.cost.memory.peak import (
+    KnownCopies,
+    backward_of,
+    block_memories,
+    highest_backward,
+    highest_moment,
+    walk_from_moments,
+)
 from planner_core.cost.memory.standing import StandingMemory, standing_memory
 from planner_core.cost.model import CostModel
 
@@ -57,27 +64,19 @@ def stage_moments(
     model: CostModel,
     gradients: Mapping[int, int],
     known: KnownCopies | None = None,
-) -> tuple[StandingMemory, int, Moment, Moment]:
+) -> tuple[StandingMemory, int, Moment, Moment, Moment]:
     """Of one stage of a pipeline: what its weights take; the bytes that one micro-batch keeps when its forward is done; and the highest
-    moments of a forward and of a backward. `gradients`: bytes of those that arrive, by value. `known` is that of `block_memories`."""
+    moments of a forward, of a backward, both beside gradients that stand, and of a backward that makes these. `gradients`: bytes of those
+    that arrive, by value. `known` is that of `block_memories`."""
     state = standing_memory(blocks, graph, model)
     memories, gaps = _shortened_memories(blocks, graph, model, known)
     given = {v: Gradient(size) for v, size in gradients.items()}
-
-    # Of a pass two moments are asked for: the highest, and the last, at which a forward leaves what its micro-batch keeps.
-    def highest_and_last(moments: Iterable[Moment]) -> tuple[Moment, ...]:
-        every = tuple(moments)
-        return highest_moment(every), every[-1]
-
-    walk = walk_from_moments(
-        state,
-        memories,
-        _forward_moments(memories[""], gaps),
-        _backward_moments(memories[""], gaps, given),
-        model,
-        of=highest_and_last,
-    )
-    return state, walk.forward[-1].kept, walk.forward[0], walk.backward[0]
+    inputs = Moment(state.inputs)
+    forward = tuple(_forward_moments(memories[""], gaps))
+    backward = highest_backward(_backward_moments(memories[""], gaps, given))
+    later, first = replace(backward[0], grads=0), backward[-1]
+    kept_bytes = (forward[-1] + inputs).kept
+    return state, kept_bytes, highest_moment(forward) + inputs, later + inputs, first + inputs
 
 
 def _shortened_memories(

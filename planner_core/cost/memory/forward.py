@@ -60,10 +60,10 @@ class CallMemory:
     """What one copy of a block does to the memory of its caller.
 
     `saved_bytes`: bytes inside that are saved for backward. `saved_operands`, `saved_results`: the operands, by position, and the
-    results that are saved for it. `results`: the bytes of each result, or the operand that it is. `forward` and `backward`: the highest
-    moments. `gradients`: bytes of each operand's gradient. `grads`: bytes of its weights' gradients. `reduced`: the operands that are
-    weights whose gradients the copy itself reduces. `unit`: its weights that come ahead and its gradients that leave. `last_packed`:
-    bytes of the last gradient that leaves.
+    results that are saved for it. `results`: the bytes of each result, or the operand that it is. `forward`: the highest moment.
+    `backward`: those of `highest_backward`. `gradients`: bytes of each operand's gradient. `grads`: bytes of its weights' gradients.
+    `reduced`: the operands that are weights whose gradients the copy itself reduces. `unit`: its weights that come ahead and its
+    gradients that leave. `last_packed`: bytes of the last gradient that leaves.
     """
 
     saved_bytes: int
@@ -71,7 +71,7 @@ class CallMemory:
     results: tuple[int | HandedThrough, ...]
     saved_results: tuple[int, ...]
     forward: Moment
-    backward: Moment
+    backward: tuple[Moment, ...]
     gradients: Mapping[int, int]
     grads: int
     unit: UnitMemory

@@ -113,7 +113,7 @@ def policy_from_plan(
         activation_bytes=activations,
         sent_bytes=np.array([m.sent for m in memories], dtype=float),
         # States and activations are sums over pieces. What is left of a piece's peak is not: a range has the highest of its pieces.
-        passing_bytes=np.maximum(0.0, peak - grads - activations),
+        passing_bytes=np.maximum(0.0, peak - activations),
         stage_s=model.software.outside_s,
         boundary=boundary,
         kinds=tuple(p.key for p in pieces),

@@ -3,11 +3,14 @@
 When a stage runs a forward, the micro-batches before it whose backward has not come hold what autograd kept of them, and what was sent on.
 So at each piece of a rank's work
 
-    bytes = weights and states of the rank's stages + their gradients so far
+    bytes = weights and states of the rank's stages + gradients of those whose backward has begun
           + micro-batches in flight, stage by stage, each times what one keeps
           + the highest moment of this pass through its own stage
 
 Example: 1F1B with 4 ranks. Rank 0 holds 4 micro-batches when it runs the first backward, rank 3 holds 1.
+
+PyTorch makes a gradient in the first backward that brings it. A stack with a buffer of gradients
+(Megatron-LM) has them all the time. Example: 8 stages a rank, as many micro-batches as ranks: all forwards run before any gradient stands.
 """
 
 from __future__ import annotations
@@ -27,13 +30,21 @@ from planner_core.cost.schedule.pipeline.stages import StagePlan, boundary_state
 @dataclass(frozen=True, slots=True)
 class StageMemory:
     """Bytes of one stage on one GPU. `kept`: what one micro-batch holds between its forward and its backward, with what it `sent` on.
-    `forward` and `backward`: the highest moments of one pass, with the micro-batch's own kept bytes."""
+    `forward` and `backward`: the highest moments of one pass beside the stage's gradients, with the micro-batch's own kept bytes.
+    `first_backward`: that of a backward that makes these gradients, with them."""
 
     state: StandingMemory
     kept: int
     forward: Moment
     backward: Moment
+    first_backward: Moment
     sent: int = 0
+
+    def moment(self, forward: bool, begun: bool) -> Moment:
+        """Return the highest moment of a pass, with the stage's gradients. `begun`: whether they stand when it begins."""
+        if not forward and not begun:
+            return self.first_backward
+        return (self.forward if forward else self.backward) + Moment(0, self.state.grads * begun)
 
 
 def stage_memories(stages: Sequence[StagePlan], model: CostModel) -> tuple[StageMemory, ...]:
@@ -55,9 +66,9 @@ def _stage_memory(stage: StagePlan, states: Mapping[int, State], model: CostMode
     """`states`: how each tensor that it hands on lies on the mesh."""
     top = stage.graph.top
     gradients = {v: local_bytes(top, v, s.gradient, model) for v, s in states.items() if top.values[v].grad}
-    state, kept_bytes, forward, backward = stage_moments(stage.blocks, stage.graph, model, gradients, walked)
+    state, kept_bytes, forward, backward, first = stage_moments(stage.blocks, stage.graph, model, gradients, walked)
     sent = sum(local_bytes(top, v, s.forward, model) for v, s in states.items())
-    return StageMemory(state, kept_bytes + sent, forward, backward, sent)
+    return StageMemory(state, kept_bytes + sent, forward, backward, first, sent)
 
 
 def rank_memory(
@@ -65,12 +76,14 @@ def rank_memory(
 ) -> dict[str, int]:
     """Return the bytes at the fullest moment of a GPU of a rank, by kind, as `Walk.memory_bytes`."""
     rank_stages = pipeline.stages_of(rank)
-    params, moments, grads, reduced = (
-        sum(getattr(memories[s].state, name) for s in rank_stages) for name in ("params", "moments", "grads", "reduced")
+    buffer = model.software.gradient_buffer
+    params, moments, updated = (
+        sum(getattr(memories[s].state, name) for s in rank_stages)
+        for name in ("params", "moments", "grads" if buffer else "reduced")
     )
     largest = max(memories[s].state.largest_param for s in rank_stages)
-    peak = Moment(0, reduced, num_update_tensors(model.workload) * largest)  # the optimizer's step
-    for moment in _highest_moments(rank_stages, memories, situations, grads):
+    peak = Moment(0, updated, num_update_tensors(model.workload) * largest)  # the optimizer's step
+    for moment in _highest_moments(rank_stages, memories, situations, buffer):
         peak = max(peak, moment, key=lambda m: m.total)
     return {
         "params": params,
@@ -84,14 +97,17 @@ def rank_memory(
 
 
 def _highest_moments(
-    rank_stages: Sequence[int], memories: Sequence[StageMemory], situations: Sequence[Situation], grads: int
+    rank_stages: Sequence[int], memories: Sequence[StageMemory], situations: Sequence[Situation], buffer: bool
 ) -> Iterator[Moment]:
-    """Yield the highest moment of each situation of a rank."""
-    for stage, forward, others in situations:
-        now = memories[stage].forward if forward else memories[stage].backward
-        in_flight = sum(n * memories[s].kept for s, n in zip(rank_stages, others, strict=True))
-        # A pass brings the gradients of its own stage; those of the rank's other stages are there too.
-        yield now + Moment(in_flight, grads - memories[stage].state.grads)
+    """Yield the highest moment of each situation of a rank. `buffer`: whether gradients stand all through a step."""
+    for stage, forward, others, begun in situations:
+        moment = Moment()
+        for s, in_flight, has_begun in zip(rank_stages, others, begun, strict=True):
+            stands, m = buffer or has_begun, memories[s]
+            moment += Moment(in_flight * m.kept, m.state.grads * stands * (s != stage))
+            if s == stage:
+                moment += m.moment(forward, stands)
+        yield moment
 
 
 def fullest_rank(

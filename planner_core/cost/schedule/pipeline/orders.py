@@ -62,12 +62,13 @@ class WorkColumns(NamedTuple):
 
 
 class Situation(NamedTuple):
-    """A pass of a rank, and for each of the rank's stages how many other micro-batches are in flight there. What a rank holds depends on
-    these alone, and a step of thousands of passes has few of them."""
+    """A pass of a rank, and for each of the rank's stages how many other micro-batches are in flight there and whether a backward has
+    run. What a rank holds depends on these alone, and a step of thousands of passes has few of them."""
 
     stage: int
     forward: bool
     others: tuple[int, ...]
+    begun: tuple[bool, ...]
 
 
 Order = tuple[Work, ...]
@@ -134,7 +135,8 @@ def _steady_micro_batches(pipeline: Pipeline, micro_batches: int) -> int:
 
 
 def steady_situations(pipeline: Pipeline, micro_batches: int) -> tuple[tuple[Situation, ...], ...]:
-    """Return each rank's different situations of a step."""
+    """Return each rank's different situations of a step. Of those that differ in the stages whose backward has begun there is the last,
+    in which most have."""
     return _situations_in_stages(pipeline.ranks, pipeline.schedule, len(pipeline.copies), micro_batches)
 
 
@@ -145,26 +147,26 @@ def _situations_in_stages(
 ) -> tuple[tuple[Situation, ...], ...]:
     pipeline = Pipeline(ranks, schedule, (1,) * stages)
     return tuple(
-        tuple(_list_situations(pipeline.stages_of(rank), order))
+        _list_situations(pipeline.stages_of(rank), order)
         for rank, order in enumerate(steady_orders(pipeline, micro_batches))
     )
 
 
-def _list_situations(stages: Sequence[int], order: Order) -> dict[Situation, None]:
-    in_flight = dict.fromkeys(stages, 0)
-    seen: dict[Situation, None] = {}
+def _list_situations(stages: Sequence[int], order: Order) -> tuple[Situation, ...]:
+    in_flight, begun = dict.fromkeys(stages, 0), dict.fromkeys(stages, False)
+    last: dict[object, Situation] = {}
     for stage, what, _ in order:
         forward = what is Pass.FORWARD
         # A backward's own micro-batch is in the moments of its pass already; a forward's is not in flight before it has run.
         if what is not Pass.WEIGHT:
-            seen[Situation(stage, forward, tuple(n - (s == stage and not forward) for s, n in in_flight.items()))] = (
-                None
-            )
+            others = tuple(n - (s == stage and not forward) for s, n in in_flight.items())
+            last[stage, forward, others] = Situation(stage, forward, others, tuple(begun.values()))
         if forward:
             in_flight[stage] += 1
         elif what is not Pass.INPUT:
             in_flight[stage] -= 1
-    return seen
+            begun[stage] = True
+    return tuple(last.values())
 
 
 def in_flight_at_once(pipeline: Pipeline, micro_batches: int) -> Ints:
