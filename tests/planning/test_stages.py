@@ -90,7 +90,7 @@ BOUND_GAPS = {
         ("dp=4,tp=1,pp=4,vp=3,schedule=interleaved", 8, 0.0),
         ("dp=4,tp=1,pp=4,vp=3,schedule=interleaved", 16, 0.0),
     ],
-    "mixtral-8x7b": [("dp=4,tp=1,pp=4,vp=2,schedule=zbv", 8, 0.51)],
+    "mixtral-8x7b": [("dp=4,tp=1,pp=4,vp=2,schedule=zbv", 8, 0.0)],
     "t5-large": [
         ("dp=4,tp=2,pp=2,zero=1", 8, 0.0),
         ("dp=2,tp=1,pp=8,zero=1", 16, 0.0),
@@ -107,10 +107,22 @@ def percent_above_bound(pricer: Pricer, layout: str, micro_batches: int) -> floa
     return 100 * (plan.cost.step_time_s / plan.cost.pipeline.bound_s - 1)
 
 
-def test_the_rank_that_waits_for_slow_sends_is_in_the_middle() -> None:
-    """The first two ranks, the fourth and the last of 8 by themselves miss 5.6 % of the step, for which the fifth waits alone."""
-    pricer = Pricer("llama-3-8b", load_cluster("2x8-h100:inter=5"))
-    assert 0 <= percent_above_bound(pricer, "tp=2,pp=8,vp=3", 8) < 0.1
+@pytest.mark.parametrize(
+    ("model", "layout", "micro_batches"),
+    [
+        # Of these 8 ranks the first two, the fourth and the last by themselves miss 5.6 %, for which the fifth waits alone.
+        ("llama-3-8b", "tp=2,pp=8,vp=3", 8),
+        # No rank by itself is within 1.7 %, and the first with the one that waits longest is not either.
+        ("llama-3-8b", "dp=4,pp=4,vp=2,schedule=zbv", 8),
+        # No rank but the seventh is within 6.1 %.
+        ("t5-large", "dp=2,pp=8,vp=2,zero=1", 4),
+    ],
+)
+def test_ranks_that_wait_for_slow_sends_and_for_each_other_are_in_the_bound(
+    model: str, layout: str, micro_batches: int
+) -> None:
+    pricer = Pricer(model, load_cluster("2x8-h100:inter=5"))
+    assert 0 <= percent_above_bound(pricer, layout, micro_batches) < 0.1
 
 
 @pytest.mark.parametrize("model", BOUND_GAPS)
@@ -215,7 +227,7 @@ def test_stages_share_the_work_of_pricing_a_copy(monkeypatch: pytest.MonkeyPatch
     assert costs == plan.cost.pipeline.stages
     assert walked[label] == priced[label] == 1 < priced[""]
     bound_s(plan.pipeline, costs, 8)
-    assert 2 < len(orders) <= 5 and orders.total() <= len(orders) + 2  # the first and the slowest rank together too
+    assert 2 < len(orders) <= 7 and orders.total() == len(orders)
 
 
 def test_an_interleaved_cut_is_refused_by_the_bound_of_its_price() -> None:
