@@ -370,7 +370,7 @@ def test_a_plan_for_other_ranks_is_refused(tmp_path: Path) -> None:
         (shardscope.plan, PlanOptions, shardscope.Request, {"model", "cluster"}),
         (shardscope.compare, PlanOptions, shardscope.Request, {"model", "cluster"}),
         (shardscope.front, PlanOptions, shardscope.Request, {"model", "cluster"}),
-        (shardscope.price, PriceOptions, Statement, {"layout", "micro_batch", "accumulate"}),
+        (shardscope.price, PriceOptions, Statement, {"layout", "micro_batch", "accumulate", "split_layers"}),
     ],
 )
 def test_the_options_of_a_function_are_those_of_the_table(function: Any, listed: type, of: type, own: set[str]) -> None:

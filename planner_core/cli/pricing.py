@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from planner_core.cli.options import add_options, add_software, name_flags, name_flags_in_plan, options_given
 from planner_core.core import OPTIONS, RECOMPUTE, SOFTWARE, InputError, load_cluster, named
 from planner_core.planning.methods import EXAMPLE, parse_layout
 from planner_core.planning.pricing import (
     EXIT_NOT_LEGAL,
+    STATED_OPTIONS,
     Budget,
     PricedRun,
     Pricer,
     Setup,
-    Statement,
     price_statement,
     read_setup,
 )
 
-STATEMENT_OPTIONS = tuple(f.name for f in fields(Statement) if f.name not in ("layout", *SOFTWARE))
+STATEMENT_OPTIONS = tuple(name for name in STATED_OPTIONS if name not in ("layout", *SOFTWARE))
 STATEMENT_WORDS = {
     "micro_batch": "samples of one data-parallel rank at once; default: its share, or with --batch the most of it that fits; with stages 1",
     "batch": "samples per step, over all GPUs, from which the micro-batches follow; default: from the two options below",

@@ -29,6 +29,7 @@ from planner_core.exporters.nearest import (
     data_parallel_plans,
     fills_cluster,
     megatron_alternatives,
+    nearest_plan,
     price_file,
     unstated_options,
 )
@@ -74,9 +75,9 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
         remarks = (*remarks, loss_remark)
     if not target.runs_whole_plan:
         remarks = (*remarks, *_unsupported_features(plan, target))
+    if target.states_ranks and fills_cluster(plan):
+        return _price_ranks(plan, text, remarks, layout.shards if layout else 1)
     if layout is None:
-        if target.states_ranks and fills_cluster(plan):
-            return _price_ranks(plan, text, remarks)
         return ExportedPlan(text, remarks, companion=companion)
     if layout.recompute is None:
         remark = "it has no price in this form: the planner does not price which layers are recomputed here"
@@ -104,10 +105,10 @@ def _shortage(plan: Plan) -> Sentence:
     )
 
 
-def _price_ranks(plan: Plan, text: str, remarks: tuple[str, ...]) -> ExportedPlan:
-    """Return a written file of data parallelism alone with its price, and with the options that `price --config` needs to read it back."""
+def _price_ranks(plan: Plan, text: str, remarks: tuple[str, ...], shards: int) -> ExportedPlan:
+    """Return a written file with its price, and with the options that `price --config` needs to read it back."""
     try:
-        unstated = unstated_options(plan, text)
+        unstated = unstated_options(plan, text, shards)
         priced = price_file(plan, text, unstated)
     except InputError as error:
         return ExportedPlan(text, (*remarks, Sentence("it has no price in this form: ", error.sentence)))
@@ -124,10 +125,7 @@ def _price_form(plan: Plan, target: Target, text: str, layout: TpLayout) -> tupl
     # A plan that was scaled down for a few processes fills no cluster, so its links have no bandwidth to price.
     if not fills_cluster(plan):
         return None
-    if target.states_run:
-        return price_file(plan, text)
-    assert target.price is not None
-    return target.price(plan, layout)
+    return price_file(plan, text) if target.states_run else nearest_plan(plan, layout)
 
 
 def _unsupported_features(plan: Plan, target: Target) -> Iterator[str]:

@@ -19,13 +19,12 @@ from planner_core.core import (
     DeviceMesh,
     Graph,
     Plan,
-    PlanRole,
     Sentence,
     axis_names,
     memory_amount,
     time_amount,
 )
-from planner_core.cost import micro_batch, workload_of
+from planner_core.cost import workload_of
 from planner_core.models import load_plan_graph
 from planner_core.planning import (
     Planner,
@@ -42,6 +41,7 @@ from planner_core.planning.methods import (
     is_batch_split,
     is_unsplit,
     is_used_in_parts,
+    parse_layout,
     recompute_by_hand,
     sums_gradient_whole,
 )
@@ -103,36 +103,33 @@ def fills_cluster(plan: Plan) -> bool:
     return plan.num_gpus == Cluster.from_json(dict(plan.cluster)).num_gpus
 
 
-def nearest_plan(
-    plan: Plan, layout: TpLayout, *, each_column: bool = False, sequence: bool = False, stage: int | None = None
-) -> tuple[Plan, FormCost] | None:
-    """Return the best plan that the form can hold, and its price; None if the search finds none.
+def nearest_plan(plan: Plan, layout: TpLayout) -> tuple[Plan, FormCost] | None:
+    """Return the best plan that shards the layers of `layout` on the given plan's mesh, and its price; None if the search finds none.
 
-    Args:
-        plan: The given plan.
-        layout: The layers that the form shards.
-        each_column: Whether every column-sharded layer sums the gradient of its input by itself.
-        sequence: Whether the residual stream is sharded by tokens.
-        stage: The ZeRO stage of the data axes. None: the trainer uses FSDP2 if the plan shards weights there, and DDP otherwise, as
-            `configs.common.list_remarks` says.
-    """
+    The trainer uses FSDP2 on the data axes if the plan shards weights there, and DDP otherwise, as `configs.common.list_remarks` says."""
     planner = _planner_of(plan, layout.recompute)
-    stage = (3 if layout.shards > 1 else 0) if stage is None else stage
-    nearest = follow_tp_layout(planner, plan, layout, each_column, stage=stage, sequence=sequence)
+    name, stage = f"{plan.name}, as this form holds it", 3 if layout.shards > 1 else 0
+    nearest = follow_tp_layout(
+        planner, plan.mesh, layout, False, stage=stage, sequence=layout.sequence, name=name, method="export"
+    )
     if nearest is None:
         return None
-    nearest = replace(nearest, name=f"{plan.name}, as this form holds it", method="export", role=PlanRole.OTHER)
     return nearest, _compare_costs(plan, nearest, planner)
 
 
-def unstated_options(plan: Plan, text: str) -> dict[str, Any]:
-    """Return the options of a plan's run that its file of data parallelism does not state: `price --config` takes them beside it.
+def unstated_options(plan: Plan, text: str, shards: int = 1) -> dict[str, Any]:
+    """Return the options of a plan's run that its file does not state: `price --config` takes them beside it.
 
-    Example: DeepSpeed's file says nothing of recomputation, which is a call in the script. Raises InputError."""
-    load = plan.workload
-    stated = {"accumulate": 1, "optimizer": "adamw", **_read_written(plan, text).options}
-    run = {name: load[name] for name in ("accumulate", "seq", "optimizer")} | {"micro_batch": micro_batch(plan)}
+    Example: DeepSpeed's file says nothing of recomputation, which is a call in the script. `shards`: over how many data-parallel ranks the
+    plan shards weights, which a file of tensor ranks leaves to the trainer. Raises InputError."""
+    setup = _read_written(plan, text)
+    load, layout = plan.workload, setup.layout
+    stated = {"accumulate": 1, "optimizer": "adamw", **setup.options}
+    samples = max(1, plan.graph_batch // layout.data)
+    run = {name: load[name] for name in ("accumulate", "seq", "optimizer")} | {"micro_batch": samples}
     unstated = {name: value for name, value in run.items() if stated.get(name) != value}
+    if shards > 1 and layout.zero == 0 and layout.fsdp == 1:
+        unstated["layout"] = str(replace(layout, dp=1, fsdp=layout.dp))
     if recompute_by_hand(plan) and stated.get("recompute", "none") == "none":
         unstated["recompute"] = "full"
     # Kernels that the tool does not choose are those of the plan.
@@ -160,7 +157,9 @@ def price_file(
     cluster = Cluster.from_json(dict(plan.cluster))
     pricer = Pricer(str(plan.model["name"]), cluster, load=load, has_inputs=has_inputs)
     setup = _read_written(plan, text)
-    stated, _ = pricer.state_run(setup.layout, {**setup.options, **options})
+    layout = parse_layout(options["layout"]) if "layout" in options else setup.layout
+    beside = {name: value for name, value in options.items() if name != "layout"}
+    stated, _ = pricer.state_run(layout, setup.override_options(layout, beside))
     stated = pricer.deal_stages(setup, stated)
     check_statement(stated, cluster)
     stated_plan = pricer.plan(stated, "by degrees")

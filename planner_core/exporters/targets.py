@@ -15,14 +15,12 @@ from planner_core.core import Plan, Sentence, plan_to_json
 from planner_core.exporters.remarks import FILE, Remark, RemarkKind
 
 if TYPE_CHECKING:
-    from planner_core.exporters.nearest import FormCost
     from planner_core.planning.methods import TpLayout
 
 TARGETS_WITH_STAGES = ("json", "torchrun", "megatron", "torchtitan")
 """The forms that hold pipeline stages."""
 WrittenForm = tuple[str, tuple[str, ...], "TpLayout | None"]
 """The text of a file, remarks for the user, and the layout that it states."""
-PricedForm = tuple[Plan, "FormCost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +32,9 @@ class Target:
         title, description: Its title and text on a page.
         suffix: The suffix of its file.
         write: Writes a plan. Raises InputError for a plan that the form cannot hold.
-        price: Prices the execution that the written layout describes; None if the form is the plan itself, or states its run.
         states_run: Whether the file states a whole run, which `price --config` reads: it is priced by what it says.
-        states_ranks: Whether a file of data parallelism alone can be read so, with options beside it for what it cannot state.
+        states_ranks: Whether the file can be read so with options beside it for what it cannot state.
+        shards_pairs_only: Whether the form only holds plans that shard matrices in pairs, by output features and then by input features.
         plan_suffix: The suffix of the plan file that the form reads and that is written next to it; empty if it reads none.
         runs_whole_plan: Whether the program that runs the form supports every feature of a plan, such as products in chunks.
         states_offload: Whether the form states that the optimizer's moments are in the host's memory.
@@ -49,19 +47,14 @@ class Target:
     suffix: str
     description: str
     write: Callable[[Plan], WrittenForm]
-    price: Callable[[Plan, TpLayout], PricedForm | None] | None = None
     states_run: bool = False
     states_ranks: bool = False
+    shards_pairs_only: bool = False
     plan_suffix: str = ""
     runs_whole_plan: bool = False
     states_offload: bool = False
     data_parallel: tuple[str, ...] = ()
     why_no_stages: str = ""
-
-    @property
-    def shards_pairs_only(self) -> bool:
-        """Whether the form only holds plans that shard matrices in pairs, by output features and then by input features."""
-        return self.price is not None or self.states_run
 
     @property
     def offers_nearest(self) -> bool:
@@ -108,25 +101,6 @@ def _import_writer(module: str, name: str) -> Callable[[Plan], WrittenForm]:
     return write
 
 
-def _price_pairs(plan: Plan, layout: TpLayout) -> PricedForm | None:
-    from planner_core.exporters.nearest import nearest_plan
-
-    return nearest_plan(plan, layout, sequence=layout.sequence)
-
-
-def _price_columns(plan: Plan, layout: TpLayout) -> PricedForm | None:
-    from planner_core.exporters.nearest import nearest_plan
-
-    return nearest_plan(plan, layout, each_column=True)
-
-
-def _price_autotp(plan: Plan, layout: TpLayout) -> PricedForm | None:
-    from planner_core.exporters.configs.deepspeed import autotp_stage
-    from planner_core.exporters.nearest import nearest_plan
-
-    return nearest_plan(plan, layout, each_column=True, stage=autotp_stage(plan))
-
-
 TARGETS: Mapping[str, Target] = {
     t.name: t
     for t in (
@@ -153,7 +127,7 @@ TARGETS: Mapping[str, Target] = {
             ".py",
             "A Python module to import into your own trainer: stock PyTorch styles, for plans that split matrices in pairs.",
             _import_writer("parallelize_module", "write_parallelize_module"),
-            _price_pairs,
+            shards_pairs_only=True,
         ),
         Target(
             "fsdp2",
@@ -178,7 +152,8 @@ TARGETS: Mapping[str, Target] = {
             ".json",
             "A DistributedConfig for from_pretrained, for plans that split matrices in pairs.",
             _import_writer("configs.huggingface", "write_hf"),
-            _price_columns,
+            states_ranks=True,
+            shards_pairs_only=True,
         ),
         Target(
             "deepspeed",
@@ -186,8 +161,8 @@ TARGETS: Mapping[str, Target] = {
             ".json",
             "A configuration for AutoTP or ZeRO, for plans that split matrices in pairs, or the batch only.",
             _import_writer("configs.deepspeed", "write_deepspeed"),
-            _price_autotp,
             states_ranks=True,
+            shards_pairs_only=True,
             states_offload=True,
             data_parallel=("ZeRO-1", "ZeRO-2", "ZeRO-3"),
             why_no_stages="DeepSpeed's pipeline runs a model whose code lists its layers (PipelineModule), which no configuration says",
@@ -199,6 +174,7 @@ TARGETS: Mapping[str, Target] = {
             "Arguments for the degrees and the architecture: Megatron-LM cannot be told where each weight goes.",
             _import_writer("configs.megatron", "write_megatron"),
             states_run=True,
+            shards_pairs_only=True,
         ),
         Target(
             "torchtitan",
@@ -207,6 +183,7 @@ TARGETS: Mapping[str, Target] = {
             "Degrees only, as options of torchtitan’s command line; its own parser takes them, no training was run.",
             _import_writer("configs.torchtitan", "write_torchtitan"),
             states_run=True,
+            shards_pairs_only=True,
         ),
     )
 }

@@ -27,7 +27,7 @@ from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.methods import FREE, METHODS, TOOLS, parse_layout
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.planner import candidate_meshes, prepare_planner
-from planner_core.planning.pricing import PricedRun, Pricer, Setup, Statement, price_statement
+from planner_core.planning.pricing import STATED_OPTIONS, PricedRun, Pricer, Setup, Statement, price_statement
 from planner_core.planning.request import Progress, Request, note_default_sizes, with_default_batch
 from planner_core.planning.result import Result
 
@@ -249,7 +249,7 @@ def price(
     """
     given_here = {"layout": layout, "batch": batch, "micro_batch": micro_batch, "accumulate": accumulate}
     _check_types({**given_here, "memory_gb": memory_gb}, get_type_hints(price))
-    _check_options(options, Statement, tuple(f.name for f in fields(Statement) if f.name not in given_here))
+    _check_options(options, Statement, tuple(name for name in STATED_OPTIONS if name not in given_here))
     sizes = {"micro_batch": micro_batch, "accumulate": accumulate}
     given = {**options, **{name: n for name, n in sizes.items() if n is not None}}
     named = str(model) if isinstance(model, (str, Path)) else ""

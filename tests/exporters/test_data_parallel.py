@@ -219,6 +219,38 @@ def test_a_file_is_priced_as_it_is_read_back_with_what_it_does_not_state(
     assert made.nearest.peak_bytes == read["memory_bytes"]["peak"]
 
 
+@pytest.mark.parametrize(
+    ("model", "layout", "target", "flags"),
+    [
+        ("llama-3-8b", "dp=4,tp=2,zero=1", "deepspeed", "--seq 512"),
+        ("llama-3-8b", "dp=2,tp=4", "hf", "--accumulate 2 --seq 512 --micro-batch 2"),
+        ("llama-3-8b", "fsdp=4,tp=2", "hf", "--accumulate 2 --seq 512 --micro-batch 2 --layout fsdp=4,tp=2"),
+        ("mixtral-8x7b", "dp=4,tp=2", "hf", "--accumulate 2 --seq 512 --micro-batch 2"),
+        ("mixtral-8x7b", "dp=4,tp=2", "deepspeed", "--seq 512"),
+        ("bert-large", "tp=8", "deepspeed", "--seq 512"),
+    ],
+)
+def test_a_file_of_named_layers_is_priced_by_these_layers(
+    model: str, layout: str, target: str, flags: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`price --config` split what Megatron-LM splits: 2.33 s and 65.8 GiB, where the export had said 2.57 s and 70.4 GiB of its file."""
+    stated = Statement(parse_layout(layout), micro_batch=2, accumulate=2, seq=512, layers=2)
+    plan = pricer(model, "1x8-h100").plan(stated)
+    assert plan is not None
+    made = export_text(plan, target)
+    assert f"price --config FILE reads it back with what it does not state: {flags}" in map(name_flags, made.remarks)
+    assert made.nearest is not None
+    (tmp_path / "file").write_text(made.text)
+    given = ["price", model, "--cluster", "1x8-h100", "--layers", "2", "--config", str(tmp_path / "file")]
+    assert main([*given, *flags.split(), "--alone", "--json"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert read["step_time_s"] == made.nearest.step_time_s
+    assert read["memory_bytes"]["peak"] == made.nearest.peak_bytes
+    # Ranks for which no file names layers are priced by their degrees, and that is said.
+    main([*given, "--layout", "dp=2,tp=2,cp=2", "--micro-batch", "2", "--seq", "512", "--alone", "--json"])
+    assert any("priced by degrees" in note for note in json.loads(capsys.readouterr().out)["notes"])
+
+
 def test_fsdp2_code_names_the_layout_that_prices_it() -> None:
     """`price --config` reads no such module, and nothing said how to price it."""
     plan = plans()["FSDP"]

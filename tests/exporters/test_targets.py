@@ -22,7 +22,7 @@ from planner_core.cost.communication.collectives import wire_bytes
 from planner_core.exporters import api
 from planner_core.exporters.api import export, export_text
 from planner_core.exporters.configs.torchtitan import LLAMA_CONFIGS
-from planner_core.exporters.nearest import FormCost, nearest_plan
+from planner_core.exporters.nearest import FormCost, nearest_plan, price_file, unstated_options
 from planner_core.exporters.targets import TARGETS
 from planner_core.models.sources.huggingface import build_from_config
 from planner_core.planning.methods import parse_layout, tool_spaces
@@ -609,9 +609,9 @@ def test_the_data_axis_is_priced_as_the_form_runs_it() -> None:
     assert zero_stage(plan) == 1
     for target, stage in (("parallelize_module", 0), ("hf", 0), ("deepspeed", 1)):
         text, remarks, layout = TARGETS[target].write(plan)
-        price = TARGETS[target].price
-        assert price is not None and layout is not None
-        found = price(plan, layout)
+        assert layout is not None
+        named = target != "parallelize_module"
+        found = price_file(plan, text, unstated_options(plan, text)) if named else nearest_plan(plan, layout)
         assert found is not None and zero_stage(found[0]) == stage, target
         if target == "deepspeed":
             assert json.loads(text)["zero_optimization"]["stage"] == stage
@@ -622,8 +622,8 @@ def test_the_data_axis_is_priced_as_the_form_runs_it() -> None:
 def test_every_column_sums_by_itself_in_the_price() -> None:
     """The extra all_reduces are those that test_hf_trains_like_one_process counts."""
     plan = planned("llama-3-8b")["Megatron-LM"]
-    layout = tensor_layout(plan)
-    one, each = nearest_plan(plan, layout), nearest_plan(plan, layout, each_column=True)
+    text = TARGETS["hf"].write(plan)[0]
+    one, each = nearest_plan(plan, tensor_layout(plan)), price_file(plan, text, unstated_options(plan, text))
     assert one is not None and each is not None
     payload = 8 * 4096 * 4096 * 2  # samples of a data rank x tokens x width, bfloat16
     more = 3 * 32 * wire_bytes("all_reduce", payload, 8)  # q, k, v and gate, up: 5 in place of 2 in every layer

@@ -201,7 +201,9 @@ def test_a_tools_file_is_the_layout_that_it_runs(
     name: str, text: str | dict[str, Any], layout: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     found = read(tmp_path, name, text)
-    assert (found.layout, dict(found.options)) == (parse_layout(layout), options)
+    stated = dict(found.options)
+    assert (stated.pop("split_layers", None) is not None) == (name == "plan.json")
+    assert (found.layout, stated) == (parse_layout(layout), options)
 
 
 def test_selective_recomputation_of_each_tool(tmp_path: Path) -> None:
@@ -442,3 +444,31 @@ def test_a_file_that_is_not_there_is_one_sentence() -> None:
 def test_how_weights_are_updated_is_read(name: str, text: str, kernels: str | None, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     assert read_setup(tmp_path / name, 8).options.get("optimizer_kernels") == kernels
+
+
+def test_layers_are_split_as_a_file_names_them(tmp_path: Path) -> None:
+    """Of both files the first pattern that matches a layer counts, and other layers are whole."""
+    specs = [{"patterns": [r".*\.o_proj\.weight$"], "partition_type": "row"}]
+    specs += [{"patterns": [r".*_proj\.weight$"], "partition_type": "column"}]
+    partition = {"use_default_specs": False, "layer_specs": specs}
+    run = {"train_batch_size": 8, "tensor_parallel": {"autotp_size": 4, "partition_config": partition}}
+    named = read(tmp_path, "ds.json", run).options["split_layers"]
+    styles = {"model.layers.1.q_proj": "colwise", "model.layers.1.o_proj": "rowwise", "lm_head": ""}
+    assert {module: named.of_module(module) for module in styles} == styles
+    partition["use_default_specs"] = True  # which adds patterns of its own
+    assert "split_layers" not in read(tmp_path, "ds.json", run).options
+    partition |= {"use_default_specs": False, "layer_specs": [{"patterns": ["("], "partition_type": "row"}]}
+    with pytest.raises(InputError, match="must be patterns with a partition_type of column, row, skip"):
+        read(tmp_path, "ds.json", run)
+    hf = {
+        "tp_size": 4,
+        "tp_plan": {"layers.*.o_proj": "rowwise", "lm_head": "colwise_gather_output", "norm": "replicate"},
+    }
+    named = read(tmp_path, "hf.json", hf).options["split_layers"]
+    styles = {
+        "model.layers.1.o_proj": "rowwise",
+        "lm_head": "gathered",
+        "model.norm": "",
+        "model.layers.1.x.o_proj": "",
+    }
+    assert {module: named.of_module(module) for module in styles} == styles

@@ -187,7 +187,9 @@ def _search_layer_pairs(
             token_splits = (False, True) if may_split_tokens(form, planner.graph) else (False,)
             # Which layers form pairs does not depend on the ZeRO stage, so the pairs are listed once and priced under each.
             for stage in (0, 3) if layout.data > 1 else (0,):
-                plan_pairs = partial(follow_tp_layout, planner, plan, layout, form.each_column, alone=True)
+                plan_pairs = partial(
+                    follow_tp_layout, planner, plan.mesh, layout, form.each_column, alone=True, role=plan.role
+                )
                 plans += filter(None, (plan_pairs(stage=stage, sequence=sequence) for sequence in token_splits))
     best = min(plans, key=lambda p: p.preference, default=None)
     if best is None:
@@ -210,18 +212,21 @@ def _bound_over_all(planner: Planner, plan: Plan, plans: Sequence[Plan]) -> Plan
 
 def follow_tp_layout(
     planner: Planner,
-    plan: Plan,
+    mesh: DeviceMesh,
     layout: TpLayout,
     each_column: bool,
     *,
     stage: int,
     sequence: bool,
     alone: bool = False,
+    name: str = "best",
+    method: str = EXACT.name,
+    role: PlanRole = PlanRole.OTHER,
 ) -> Plan | None:
-    """Return the best plan on a plan's mesh that shards layers on the tensor axis as `layout` says; None if there is none. The other
-    arguments are those of `PairForm` and `form_rules`."""
-    rules = form_rules(planner.graph, plan.mesh, layout, stage=stage, sequence=sequence, alone=alone)
-    problem = planner.problem(plan.mesh, rules, zero=stage, usual=True)
+    """Return the best plan on a mesh that shards layers on the tensor axis as `layout` says; None if there is none. The other arguments are
+    those of `PairForm`, `form_rules` and the plan."""
+    rules = form_rules(planner.graph, mesh, layout, stage=stage, sequence=sequence, alone=alone)
+    problem = planner.problem(mesh, rules, zero=stage, usual=True)
     if problem.is_infeasible:
         return None
     answer = planner.solve(problem, "time")
@@ -229,7 +234,7 @@ def follow_tp_layout(
         answer = search_within_budget(problem, objective="time")
     if answer.assignment is None:
         return None
-    chosen = planner.plan(problem, answer, plan.name, plan.method, "time", role=plan.role)
+    chosen = planner.plan(problem, answer, name, method, "time", role=role)
     if not each_column:
         return chosen
     blocks = sum_for_each_column(chosen, planner.graph, layout.axis)

@@ -29,7 +29,9 @@ from planner_core.planning.methods.legality import (
 )
 from planner_core.planning.methods.method import Method, unrestricted
 from planner_core.planning.methods.pair_forms import (
+    EXPERT_STYLE,
     PAIR_FORMS,
+    LayerStyles,
     PairForm,
     form_rules,
     may_split_tokens,

@@ -6,6 +6,7 @@ if its layers run as their styles do: a head's classes are gathered before the l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -48,6 +49,7 @@ STOCK = {"Linear", "Embedding"}
 WEIGHT_OF = {**WEIGHT, "embedding": 1, "moe_experts": 3}
 """Products, and the position of the (first) weight among the operands."""
 PAIRED = ("colwise", "rowwise")
+EXPERT_STYLE = "experts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,30 @@ PAIR_FORMS: Mapping[str, PairForm] = {
     "hf": PairForm(each_column=True, sums=True, experts=True, tokens=False),
 }
 """The forms, as `export --to` names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStyles:
+    """The layers that a file splits by name: regular expressions for names of weights, each with a style of `tp_layout`, or "experts"
+    for fused ones. The first that matches counts; other layers are whole."""
+
+    rules: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return f"by {len(self.rules)} patterns"
+
+    def of_module(self, module: str) -> str:
+        """Return the style of a module; empty if it is whole."""
+        return next((style for pattern, style in self.rules if re.match(pattern, f"{module}.weight")), "")
+
+    def layout(self, graph: Graph, axis: int, size: int, data: int) -> TpLayout:
+        """Return the layers of a model that these styles split on a tensor axis, over `size` ranks."""
+        blocks = [("", graph.top), *((c.prefix, graph.blocks[c.block]) for c in graph.calls())]
+        names = [join_name(prefix, v.name) for prefix, block in blocks for v in block.values if v.kind == "parameter"]
+        styles = {module: self.of_module(module) for module in dict.fromkeys(n.rpartition(".")[0] for n in names)}
+        experts = [module for module, style in styles.items() if style == EXPERT_STYLE]
+        layers = {module: style for module, style in styles.items() if style in SPLIT_DIM}
+        return TpLayout(axis, size, data, layers, experts=experts)
 
 
 def may_split_tokens(form: PairForm, graph: Graph) -> bool:

@@ -30,4 +30,4 @@ from planner_core.planning.pricing.reserved import (
 from planner_core.planning.pricing.run import EXIT_NOT_LEGAL, PricedRun, price_statement
 from planner_core.planning.pricing.software import describe_software
 from planner_core.planning.pricing.speed import Budget, Speed, count_model_flops, measure_speed, name_throughput
-from planner_core.planning.pricing.statement import Statement
+from planner_core.planning.pricing.statement import STATED_OPTIONS, Statement

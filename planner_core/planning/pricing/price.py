@@ -28,6 +28,7 @@ from planner_core.core import (
 )
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
 from planner_core.models import VOCABULARY, default_sizes, has_own_inputs, load_model, pad_vocabulary, with_adapters
+from planner_core.planning.fitting.for_tool import follow_tp_layout
 from planner_core.planning.fitting.host_waits import choose_shortest_step
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import Layout, check_layout
@@ -79,6 +80,9 @@ class Pricer:
         stated, notes = self.state_run(layout, setup.override_options(layout, overrides))
         if layout is setup.layout:
             stated = self.deal_stages(setup, stated)
+        if stated.split_layers is not None and not stated.names_layers:
+            degrees = f"{setup.where} names the layers that tensor ranks split, of which {layout} does not tell; priced by degrees"
+            stated, notes = stated.but(split_layers=None), (*notes, Sentence(degrees))
         if is_assumed and layout.pp > 1:
             assumed = f"micro-batch {stated.micro_batch} is assumed, with which stages stand idle least; "
             notes += (Sentence(assumed, named("micro_batch"), " states another"),)
@@ -259,7 +263,17 @@ class Pricer:
 
     def plan(self, stated: Statement, name: str = STATED) -> Plan | None:
         """Return the best plan of a stated layout; None if the model's operators cannot follow the layout."""
-        return self.planner(stated).of_layout(stated.layout, name)
+        planner, layout = self.planner(stated), stated.layout
+        if stated.split_layers is None or not stated.names_layers:
+            return planner.of_layout(layout, name)
+        mesh, axis = layout.mesh(), [role for role, _ in layout.degrees].index("tensor")
+        styled, stage = (
+            stated.split_layers.layout(planner.graph, axis, layout.tp, layout.data),
+            3 if layout.fsdp > 1 else layout.zero,
+        )
+        return follow_tp_layout(
+            planner, mesh, styled, each_column=True, stage=stage, sequence=layout.sp, name=name, method="layout"
+        )
 
     def speed(self, plan: Plan, stated: Statement) -> Speed:
         """Return the figures of a plan of a statement."""

@@ -17,14 +17,15 @@ from planner_core.core import (
     check_options,
     named,
 )
-from planner_core.planning.methods import Layout
+from planner_core.planning.methods import LayerStyles, Layout
 
 
 @dataclass(frozen=True, slots=True)
 class Statement(Software):
     """A stated run. A step has `accumulate` micro-batches, each of `micro_batch` samples on one data-parallel rank.
 
-    None means the default of the model or of the cluster."""
+    None means the default of the model or of the cluster. `split_layers`: the layers that tensor ranks split, where a file names them; else
+    all that Megatron-LM splits."""
 
     layout: Layout
     micro_batch: int = 1
@@ -41,6 +42,7 @@ class Statement(Software):
     vocab_multiple: int = 1
     lora: int | None = None
     nf4: bool = False
+    split_layers: LayerStyles | None = None
 
     @property
     def graph_batch(self) -> int:
@@ -79,6 +81,17 @@ class Statement(Software):
             )
         self.workload(self.seq or 1, self.dtype or "bfloat16").check()
 
+    @property
+    def names_layers(self) -> bool:
+        """Whether the split of products is by the names of layers: on tensor ranks beside data-parallel ranks of one kind."""
+        layout = self.layout
+        others = max(layout.pp, layout.cp, layout.ep, min(layout.dp, layout.fsdp))
+        return self.split_layers is not None and layout.tp > 1 == others
+
     def but(self, **changes: Any) -> Statement:
         """Return the same run with changes."""
         return replace(self, **changes)
+
+
+STATED_OPTIONS = tuple(f.name for f in fields(Statement) if f.name in OPTIONS)
+"""The options of a statement; the layers that are split are stated by a file alone."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from planner_core.core import InputError, Sentence, named
-from planner_core.planning.methods import Layout
+from planner_core.planning.methods import LayerStyles, Layout
 from planner_core.planning.pricing.configs.fields import (
     Fields,
     Setup,
@@ -22,7 +23,7 @@ TABLE = Table(
         zero_optimization.*bucket_size zero_optimization.sub_group_size zero_optimization.stage3_*
         activation_checkpointing.* zero_optimization.offload_*.pin_memory zero_optimization.offload_*.buffer_*
         zero_optimization.offload_*.fast_init zero_optimization.round_robin_gradients steps_per_print checkpoint.*
-        flops_profiler.* tensor_parallel.partition_config.* optimizer.params.* scheduler.* fp16.* bf16.*
+        flops_profiler.* optimizer.params.* scheduler.* fp16.* bf16.*
         curriculum_learning.* aio.*
     """,
 )
@@ -32,6 +33,9 @@ DTYPES_OF_GRADIENTS = {
     **dict.fromkeys(("fp32", "float32"), "float32"),
 }
 """The dtype in which gradients are priced, by DeepSpeed's words: float16 has the bytes of bfloat16."""
+PARTITION = "tensor_parallel.partition_config"
+PARTITION_STYLES = {"column": "colwise", "row": "rowwise", "skip": ""}
+"""How AutoTP splits a layer, by its words for the styles of `methods.tp_layout`."""
 STATES_ON_HOST = "DeepSpeed keeps weights in float32 there too and updates on the CPU; priced with moments there and the update on the GPU"
 
 
@@ -61,8 +65,35 @@ def read(fields: Fields, num_gpus: int) -> Setup:
         **dtype,
         **gradients,
         **offload,
+        **read_layers(fields),
     }
     return fields.finish(TABLE, layout, options, (*notes, *gradient_notes), batch)
+
+
+def read_layers(fields: Fields) -> dict[str, LayerStyles]:
+    """Return the layers that AutoTP is told by name as an option; none where it finds them by itself. Raises InputError."""
+    name = f"{PARTITION}.layer_specs"
+    specs = fields.values.get(name) or []
+    defaults = fields.read_flag(f"{PARTITION}.use_default_specs", default=True)
+    fields.read.add(name)
+    rules = []
+    for spec in specs if isinstance(specs, (list, tuple)) else [specs]:
+        patterns, kind = (
+            (spec.get("patterns"), spec.get("partition_type")) if isinstance(spec, Mapping) else (None, None)
+        )
+        if kind not in PARTITION_STYLES or not isinstance(patterns, list) or not all(map(_is_pattern, patterns)):
+            raise fields.wrong_value(name, spec, f"patterns with a partition_type of {', '.join(PARTITION_STYLES)}")
+        rules += [(pattern, PARTITION_STYLES[kind]) for pattern in patterns]
+    # With its own patterns beside these, which layers it splits depends on the model's type.
+    return {"split_layers": LayerStyles(tuple(rules))} if rules and not defaults else {}
+
+
+def _is_pattern(text: object) -> bool:
+    """Return whether a value is a regular expression."""
+    try:
+        return isinstance(text, str) and re.compile(text) is not None
+    except re.error:
+        return False
 
 
 def read_gradients(fields: Fields, dtype: str | None, cp: int) -> tuple[dict[str, str], tuple[str, ...]]:

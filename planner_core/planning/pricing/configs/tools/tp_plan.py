@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from planner_core.core import InputError
-from planner_core.planning.methods import Layout
+from planner_core.planning.methods import EXPERT_STYLE, LayerStyles, Layout
 from planner_core.planning.pricing.configs.fields import Fields, Setup, Table, remaining_ranks
 
 TABLE = Table("transformers tp_plan", no_effect="model_type architectures *_token_id")
 PLAN_FIELDS = ("tp_plan", "base_model_tp_plan")
-SPLIT_STYLES = (
-    "colwise",
-    "rowwise",
-    "colwise_rep",
-    "colwise_gather_output",
-    "packed_colwise",
-    "packed_rowwise",
-    "embedding_rowwise",
-    "embedding_colwise",
-    "rowwise_split_input",
-    "auto",
-)
+AUTO = "auto"
+STYLES = {
+    "colwise": "colwise",
+    "rowwise": "rowwise",
+    "colwise_rep": "gathered",
+    "colwise_gather_output": "gathered",
+    "packed_colwise": "colwise",
+    "packed_rowwise": "rowwise",
+    "embedding_rowwise": "vocabulary",
+    "embedding_colwise": "features",
+    "rowwise_split_input": "sliced",
+}
+"""The styles that split a layer, by their words in `methods.tp_layout`."""
+EXPERTS = "moe_tp_experts"
 WHOLE_STYLES = (
     "replicated_with_grad_allreduce",
     "gather",
     "local",
-    "moe_tp_experts",
+    EXPERTS,
     "ep_router",
     "replicate",
     "isolated",
@@ -46,20 +49,32 @@ def read(fields: Fields, num_gpus: int) -> Setup:
     plan_field = next((f for f in PLAN_FIELDS if any(_is_in(name, f) for name in fields.values)), "")
     styles = {name: str(value) for name, value in fields.values.items() if not plan_field or _is_in(name, plan_field)}
     for name, style in styles.items():
-        if style not in (*SPLIT_STYLES, *WHOLE_STYLES, *SEQUENCE_STYLES):
+        if style not in (AUTO, *STYLES, *WHOLE_STYLES, *SEQUENCE_STYLES):
             raise InputError(
                 f"{fields.where}: {name} is {style!r}, which is not a known style; give e.g. colwise or rowwise"
             )
         fields.read.add(name)
-    if not set(styles.values()) & set(SPLIT_STYLES):
+    if not set(styles.values()) & {AUTO, *STYLES}:
         raise InputError(
             f"{fields.where}: {plan_field or 'tp_plan'} splits no layer; give e.g. colwise or rowwise, or auto"
         )
     tp = fields.read_int("tp_size", num_gpus)
     sp = tp > 1 and any(style in SEQUENCE_STYLES for style in styles.values())
-    return fields.finish(
-        TABLE, Layout(dp=remaining_ranks(fields, "tp_size", num_gpus, tp), tp=tp, sp=sp), {"stack": "accelerate"}
-    )
+    layout = Layout(dp=remaining_ranks(fields, "tp_size", num_gpus, tp), tp=tp, sp=sp)
+    return fields.finish(TABLE, layout, {"stack": "accelerate", **_read_layers(styles, plan_field)})
+
+
+def _read_layers(styles: Mapping[str, str], plan_field: str) -> dict[str, LayerStyles]:
+    """Return the layers that patterns name as an option; none for `auto`, which leaves them to the model's own plan."""
+    if AUTO in styles.values():
+        return {}
+    words = {**STYLES, EXPERTS: EXPERT_STYLE}
+    rules = []
+    for name, style in styles.items():
+        pattern = re.escape(name.removeprefix(f"{plan_field}.")).replace(r"\*", "[0-9]+")
+        # A pattern may leave out the first modules of a path: those of a base model do.
+        rules.append((rf"(?:.*\.)?{pattern}\.weight$", words.get(style, "")))
+    return {"split_layers": LayerStyles(tuple(rules))}
 
 
 def _is_in(name: str, plan_field: str) -> bool:
