@@ -25,6 +25,7 @@ from planner_core.core import (
     time_amount,
 )
 from planner_core.cost import workload_of
+from planner_core.exporters.configs.common import stated_tokens
 from planner_core.models import load_plan_graph
 from planner_core.planning import (
     Planner,
@@ -126,7 +127,7 @@ def unstated_options(plan: Plan, text: str, shards: int = 1) -> dict[str, Any]:
     load, layout = plan.workload, setup.layout
     stated = {"accumulate": 1, "optimizer": "adamw", **setup.options}
     samples = max(1, plan.graph_batch // layout.data)
-    run = {name: load[name] for name in ("accumulate", "seq", "optimizer")} | {"micro_batch": samples}
+    run = {"accumulate": plan.accumulate, **stated_tokens(plan), "optimizer": load["optimizer"], "micro_batch": samples}
     unstated = {name: value for name, value in run.items() if stated.get(name) != value}
     if shards > 1 and layout.zero == 0 and layout.fsdp == 1:
         unstated["layout"] = str(replace(layout, dp=1, fsdp=layout.dp))

@@ -251,6 +251,18 @@ def test_a_file_of_named_layers_is_priced_by_these_layers(
     assert any("priced by degrees" in note for note in json.loads(capsys.readouterr().out)["notes"])
 
 
+@pytest.mark.parametrize("target", ["deepspeed", "accelerate", "fsdp2"])
+def test_images_have_no_tokens_to_state(target: str) -> None:
+    """ViT's export said "--seq 1", which its price then called unused."""
+    stated = Statement(parse_layout("fsdp=8"), micro_batch=2, accumulate=2, layers=2)
+    for model, seq in (("vit-large", None), ("llama-3-8b", 1)):
+        plan = pricer(model, "1x8-h100").plan(stated.but(seq=seq))
+        assert plan is not None and plan.workload["seq"] == 1
+        said = " ".join(map(name_flags, export_text(plan, target).remarks))
+        assert "price --config FILE" in said or target == "deepspeed"
+        assert ("--seq 1" in said) == (model == "llama-3-8b")
+
+
 def test_fsdp2_code_names_the_layout_that_prices_it() -> None:
     """`price --config` reads no such module, and nothing said how to price it."""
     plan = plans()["FSDP"]

@@ -9,6 +9,7 @@ from typing import Any
 
 from planner_core.core import Cluster, InputError, Pipeline, Plan, named_form
 from planner_core.cost import workload_of
+from planner_core.models import VOCABULARY
 from planner_core.planning.methods import TpLayout
 
 
@@ -87,6 +88,12 @@ def gathering_remarks(plan: Plan) -> list[str]:
 def gradient_dtype(plan: Plan) -> str:
     """Return the dtype in which the gradients of a plan's weights are summed."""
     return workload_of(plan).summed_in(str(plan.workload["dtype"]))
+
+
+def stated_tokens(plan: Plan) -> dict[str, int]:
+    """Return the tokens of a sample as an option; none of a model without tokens, such as one of images, whose samples count as one."""
+    seq, has_tokens = int(plan.workload["seq"]), VOCABULARY in (plan.model.get("config") or {})
+    return {"seq": seq} if seq > 1 or has_tokens else {}
 
 
 def dump_json(data: dict[str, Any]) -> str:
