@@ -8,6 +8,8 @@ error is printed as the JSON of its sentence, which the page words.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import json
 import sys
@@ -39,6 +41,8 @@ def write_export(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    # The visitor waits for the end: to look for cycles among the modules before it takes a second, longer than most exports.
+    atexit.register(gc.freeze)
     with suppress(ImportError):  # without torch the export says what is missing
         for name in SLOW_IMPORTS:
             importlib.import_module(name)
