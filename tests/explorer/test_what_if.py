@@ -116,8 +116,10 @@ def test_a_good_plan_is_there_at_once(changes: dict[str, Any]) -> None:
     before = best_plan(asked)
     early, best = (find(replace(asked, **changes)) for find in (lambda r: whatif.quick_plan(r, before), best_plan))
     assert early is not None and early.fits
-    assert early.workload == best.workload and early.mesh == best.mesh
-    assert best.cost.step_time_s * (1 - 1e-9) <= early.cost.step_time_s < 1.01 * best.cost.step_time_s
+    assert early.workload == best.workload
+    # of another mesh perhaps, which is searched on only while it may be so much quicker
+    most = best.cost.step_time_s / (1 - whatif.LEAST_GAIN)
+    assert best.cost.step_time_s * (1 - 1e-9) <= early.cost.step_time_s <= most
 
 
 def test_where_gpus_wait_for_their_hosts_the_best_plan_is_still_the_planners() -> None:
