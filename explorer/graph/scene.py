@@ -125,7 +125,7 @@ def _draw_scope(
 ) -> ScopeDrawing:
     block = coarse.block
     nodes, maker_of = _build_nodes(name, coarse, runs, titles)
-    edges = _build_edges(block, coarse, runs, nodes, maker_of, name)
+    edges = _build_edges(block, runs, nodes, maker_of, name)
     nodes = [_shorten_node(n) for n in nodes] if brief else nodes
     boxes = [
         Box(n.id, *(_brief_size(n) if brief else (_full_width(n), _full_height(n))), _first_op_index(n, block))
@@ -292,7 +292,7 @@ def _node_kind(lead: Op, has_weight: bool, num_matrices: int, num_inputs: int) -
 
 
 def _build_edges(
-    block: Block, coarse: CoarseBlock, runs: list[Run], nodes: list[Node], maker_of: Mapping[int, str], scope: str
+    block: Block, runs: list[Run], nodes: list[Node], maker_of: Mapping[int, str], scope: str
 ) -> list[tuple[str, str]]:
     """Return the pairs of nodes between which an activation goes, each once."""
     pairs: dict[tuple[str, str], None] = {}

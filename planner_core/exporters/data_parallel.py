@@ -130,9 +130,7 @@ def _share_of_weights(plan: Plan, names: Collection[tuple[BlockLabel | str, str]
     return some / max(1, total)
 
 
-def list_fsdp_remarks(
-    plan: Plan, sharding: BatchSharding, use: str, differences: Sequence[str] = ()
-) -> tuple[str, ...]:
+def list_fsdp_remarks(plan: Plan, sharding: BatchSharding, use: str, differences: Sequence[str]) -> tuple[str, ...]:
     """List how to use a form of FSDP2, and what it does otherwise than the plan."""
     axes = f"{sharding.shard} shards" + (f", {sharding.replicate} times" if sharding.replicate > 1 else "")
     once = gathering_remarks(plan) if zero_stage(plan) in (1, 2) else []

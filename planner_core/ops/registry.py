@@ -138,7 +138,7 @@ def lookup_table_operand(op: Op) -> int | None:
     )
 
 
-def global_bytes(op: Op, values: Sequence[Value], splits: frozenset[str] = frozenset()) -> LocalBytes:
+def global_bytes(op: Op, values: Sequence[Value], splits: frozenset[str]) -> LocalBytes:
     """Return the bytes of the op's global operands and results. `splits` are the names of the dims that count as split."""
     ins, outs = ([values[i].meta for i in ids] for ids in (op.inputs, op.outputs))
     return LocalBytes(

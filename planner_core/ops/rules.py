@@ -257,7 +257,7 @@ def changed_dim(op: Op, before: tuple[int, ...], after: tuple[int, ...]) -> int:
     return next((d for d, (a, b) in enumerate(zip(before, after, strict=True)) if a != b), dim_attr(op, len(before)))
 
 
-def operand_position(op: Op, name: str, default: int | None = None) -> int | None:
+def operand_position(op: Op, name: str, default: int | None) -> int | None:
     """Position of a named tensor operand."""
     names = op.attrs.get("arg_names")
     if isinstance(names, tuple) and name in names:

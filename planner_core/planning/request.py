@@ -176,8 +176,6 @@ THOROUGH = Effort(10**9, MAX_UNIT_POINTS)
 """As far as a gap can be closed at all. Every single search has a limit of its own."""
 MOMENT = Effort(200_000, 40_000, gap=0.002)
 """About a second of a core: the answer comes first, and says its gap."""
-NO_PROOF = Effort(0, MAX_UNIT_POINTS)
-"""Searches within a budget of memory leave their gaps open."""
 
 
 class Clock:

@@ -370,7 +370,7 @@ class Chain:
         self.compute_power(s)
         return True
 
-    def settle_used_entries(self, top_states: Mapping[str, int], room: float = float("inf")) -> float:
+    def settle_used_entries(self, top_states: Mapping[str, int], room: float) -> float:
         """Settle the entries that the copies use, for the states `top_states`, the most used one first, until their cost rose by `room`.
         Returns by how much it rose."""
         s, entries = self.used_entries(top_states)

@@ -13,7 +13,7 @@ from planner_core.verification.processes import run_ranks
 MAX_RANKS = 64
 
 
-def measure_machine(ranks: int | None = None) -> dict[str, Any]:
+def measure_machine(ranks: int | None) -> dict[str, Any]:
     """Run `measure` with one rank per GPU and nccl; without GPUs, with `ranks` processes (2) and gloo."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     number = ranks if ranks is not None else gpus or 2

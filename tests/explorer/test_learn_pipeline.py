@@ -73,7 +73,7 @@ def test_slower_links_turn_the_choice() -> None:
 @pytest.mark.parametrize("order", ["gpipe", "1f1b", "interleaved", "zb"])
 def test_the_film_shows_the_simulated_work(order: str) -> None:
     time = lesson.simulate_by_hand(order, 8)
-    film = lesson.pipeline_film(time, 8)
+    film = lesson.pipeline_film(time)
     assert len(film.cells) == len(time.spans)
     assert all(cell.bodies[-1] is not None for cell in film.cells), "all work is done at the last stop"
     assert not any(cell.bodies[0] for cell in film.cells)
@@ -87,7 +87,7 @@ def test_the_film_shows_the_simulated_work(order: str) -> None:
 
 
 def test_what_is_handed_on_flies_to_the_next_rank() -> None:
-    film = lesson.pipeline_film(lesson.simulate_by_hand("gpipe", 1), 1, flights=True)
+    film = lesson.pipeline_film(lesson.simulate_by_hand("gpipe", 1), flights=True)
     assert len(film.flights) == 6, "three forward and three back"
     assert all(abs(f.end[1] - f.start[1]) == lesson.ROW for f in film.flights)
 

@@ -24,7 +24,7 @@ from explorer.session import state
 from explorer.text import units
 from planner_core.core import NoteKind, Plan, load_cluster
 from planner_core.core.errors import PlannerError
-from planner_core.planning import FIRST_PASSES, NO_PROOF, Result
+from planner_core.planning import FIRST_PASSES, Effort, Result
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from tests.pages.test_app import open_page, words
@@ -223,7 +223,7 @@ def test_one_node_that_is_given_several_gets_a_link() -> None:
 def test_a_passing_answer_says_what_its_search_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """The panel bounds the work of a proof; a plan in full may look further."""
     asked = Request("llama-3-8b", batch=32, zero=0)
-    monkeypatch.setattr(whatif, "EFFORT", NO_PROOF)
+    monkeypatch.setattr(whatif, "EFFORT", Effort(request=0, network=400_000))
     found = whatif.best_plan(asked)
     assert found.fits and not found.optimal
     assert found.notes[0].kind is NoteKind.GAP

@@ -50,9 +50,7 @@ def gathered_bytes(learner: Learner, devices: int) -> int:
     return sum(t.wire_bytes for t in cost.traffic if (t.phase, t.kind) == ("forward", "all_gather"))
 
 
-def peak_before_gradients(
-    learner: Learner, devices: int, usual: bool, keeping: StepSettings | None = None
-) -> tuple[int, int]:
+def peak_before_gradients(learner: Learner, devices: int, usual: bool, keeping: StepSettings | None) -> tuple[int, int]:
     """Return the bytes at the fullest moment before the first gradient, and the activations among them: under Megatron-LM where `usual`,
     else for the smallest plan."""
     planned = _plan_blocks(learner, devices, "megatron" if usual else "", keeping)

@@ -26,8 +26,8 @@ def draw_area(
     shown: Callable[[float], str],
     limit: tuple[float, str],
     parts: Sequence[tuple[int, str]],
-    mark: tuple[int, str] | None = None,
-    upto: int | None = None,
+    mark: tuple[int, str] | None,
+    upto: int | None,
 ) -> Drawing:
     """Stack bands in order; `parts` are (first moment, name) along the axis, `mark` a moment with its words.
 

@@ -35,7 +35,7 @@ def board_film(
     stops: Sequence[BoardState],
     wide: int,
     *,
-    cell: float = 40.0,
+    cell: float,
     names: Sequence[str] = (),
     beside: Sequence[Drawing] = (),
     note: str = "",

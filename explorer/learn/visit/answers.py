@@ -50,7 +50,7 @@ def _hint(value: float, right: float) -> str:
     return f"Too {side}. Go through the sentence once more: what is sent or computed, and how often?"
 
 
-def read_numbers(text: str, unit: str = "") -> tuple[float, ...]:
+def read_numbers(text: str, unit: str) -> tuple[float, ...]:
     """Return the numbers that a text may mean, in `unit`: `1 234,5`, `1,234.5`, `5/4`, `1e3`, `101 MB`.
 
     The comma of `1,900` may divide thousands or fractions, so both readings are given, thousands first. Empty where the text is not a

@@ -63,7 +63,7 @@ def stage_moments(
     graph: Graph,
     model: CostModel,
     gradients: Mapping[int, int],
-    known: KnownCopies | None = None,
+    known: KnownCopies | None,
 ) -> tuple[StandingMemory, int, Moment, Moment, Moment]:
     """Of one stage of a pipeline: what its weights take; the bytes that one micro-batch keeps when its forward is done; and the highest
     moments of a forward, of a backward, both beside gradients that stand, and of a backward that makes these. `gradients`: bytes of those

@@ -51,7 +51,7 @@ def values_saved_by_calls(graph: Graph) -> set[int]:
     }
 
 
-def results_saved_by_readers(graph: Graph, in_all_copies: bool = False) -> Mapping[str, set[int]]:
+def results_saved_by_readers(graph: Graph, in_all_copies: bool) -> Mapping[str, set[int]]:
     """By block: the results that their reader saves, in most copies of the block, or in all of them."""
     top = graph.top
     saved = values_saved_by_calls(graph) | {
@@ -82,7 +82,7 @@ class Rerun:
     delivers: bool
 
 
-def rerun_ops(block: Block, kept: Collection[str] = ()) -> Mapping[str, Rerun]:
+def rerun_ops(block: Block, kept: Collection[str]) -> Mapping[str, Rerun]:
     """Return the operators that the recomputation reaches, if the results of the operators in `kept` were kept.
 
     torch's checkpoint stops as soon as all saved tensors are there again, so at the last operator that saves something. The

@@ -21,9 +21,7 @@ def launch_sizes(plan: Plan) -> tuple[int, int]:
     return -(-plan.num_gpus // processes), processes
 
 
-def list_remarks(
-    layout: TpLayout, usage: Sequence[str], differences: Sequence[str] = (), stage: int = 0
-) -> tuple[str, ...]:
+def list_remarks(layout: TpLayout, usage: Sequence[str], differences: Sequence[str], stage: int = 0) -> tuple[str, ...]:
     """List the trainer's duties and the differences from the plan.
 
     Args:

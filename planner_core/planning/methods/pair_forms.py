@@ -166,7 +166,7 @@ def _runs_in_part(op: Op, row: Row) -> bool:
 
 
 def form_rules(
-    graph: Graph, mesh: DeviceMesh, layout: TpLayout, *, stage: int, sequence: bool, alone: bool = False
+    graph: Graph, mesh: DeviceMesh, layout: TpLayout, *, stage: int, sequence: bool, alone: bool
 ) -> FormRules:
     """Return the restriction on a mesh. `stage`: that of ZeRO on the data axes. `alone`: a layer that is of no pair may also be whole,
     or sharded along another dim."""

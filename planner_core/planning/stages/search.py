@@ -86,7 +86,7 @@ def search_stages(
 
 
 def find_smallest_stages(
-    planner: Planner, say: Progress = lambda text: None, load_graph: Callable[[Request], Graph] | None = None
+    planner: Planner, say: Progress, load_graph: Callable[[Request], Graph] | None
 ) -> StagedPlan | None:
     """Return a plan with stages of little memory, for an answer where none fits; None if the model has none."""
     return _StageSearch(planner, say, load_graph, None).find_smallest()

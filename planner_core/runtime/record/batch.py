@@ -44,7 +44,7 @@ def map_sample_leaves(args: Any, change: Callable[[torch.Tensor], torch.Tensor])
     return map_marked_leaves(args, find_sample_leaves((args,), {}), change)
 
 
-def repeat_samples(args: Any, has_samples: Sequence[bool], times: int = 2) -> Any:
+def repeat_samples(args: Any, has_samples: Sequence[bool], times: int) -> Any:
     """Return the inputs with every sample `times` times."""
 
     def repeat_tensor(x: torch.Tensor) -> torch.Tensor:

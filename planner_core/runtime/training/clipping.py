@@ -79,7 +79,7 @@ def _find_parallel(params: Iterable[torch.Tensor]) -> Parallel | None:
 
 
 @torch.no_grad()
-def total_norm(grads: Iterable[torch.Tensor], norm_type: float = 2.0) -> torch.Tensor:
+def total_norm(grads: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
     """Return the norm of all tensors together. Every element counts once, however the tensors are sharded."""
     # Example on an axis of 2: shards have the squares 1 and 3, and a replicated gradient has 5 on both ranks. The norm is
     # sqrt((1 + 3) + 5) = 3. To sum everything over ranks would count the 5 twice, so gradients are grouped by what shards them.

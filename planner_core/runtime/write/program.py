@@ -46,7 +46,7 @@ def write_program(
     title: str,
     recompute: Mapping[str, str],
     *,
-    kept_sites: Collection[str] = (),
+    kept_sites: Collection[str],
 ) -> Program:
     """Write the program of a recording under a plan.
 

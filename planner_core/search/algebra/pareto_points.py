@@ -229,7 +229,7 @@ def _bisect(values: Floats, first: Ints, last: Ints, limits: Floats) -> Ints:
         high = np.where(open_ & ~fits, middle, high)
 
 
-def undominated_points(group: Ints, cost: Floats, steps: Floats, points: PointAllowance | None = None) -> Ints:
+def undominated_points(group: Ints, cost: Floats, steps: Floats, points: PointAllowance | None) -> Ints:
     """Return indices of the points that are not dominated in their `group` [point], ordered by group. `cost` is [point, sum].
 
     Sums are rounded to multiples of `steps` [sum], so that rounding errors do not separate equal points. Of two points that tie in the
@@ -259,7 +259,7 @@ def undominated_points(group: Ints, cost: Floats, steps: Floats, points: PointAl
     return order[keep]
 
 
-def sample_points(forming: FormingPoints, count: int, sampled_sum: int = 1) -> Ints:
+def sample_points(forming: FormingPoints, count: int, sampled_sum: int) -> Ints:
     """Return the indices of at most about 2 * `count` points of each row. `forming` is in order of rows.
 
     The range of sum number `sampled_sum` is cut into `count` equal parts, and the point of least excess is taken from each part. The

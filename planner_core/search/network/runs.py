@@ -86,7 +86,7 @@ def mark_saved_chain_tensors(
     top: Block,
     blocks: Mapping[str, Block],
     nets: Mapping[str, Mapping[str, Network]],
-    at_least: bool = False,
+    at_least: bool,
 ) -> set[int]:
     """Mark for each chain of copies which side keeps the tensor between two of them for backward.
 

@@ -128,7 +128,7 @@ class Axes:
 
 
 @functools.lru_cache(maxsize=8192)
-def tensor_states(meta: TensorMeta, grad: bool, axes: Axes, segments: Segments = ()) -> TensorStates:
+def tensor_states(meta: TensorMeta, grad: bool, axes: Axes, segments: Segments) -> TensorStates:
     """Return all joint states of an activation in which every device holds an equal part."""
     pairs = axis_states(meta.shape, grad)
     return _joint_states(
@@ -142,7 +142,7 @@ def tensor_states(meta: TensorMeta, grad: bool, axes: Axes, segments: Segments =
 
 
 @functools.lru_cache(maxsize=8192)
-def parameter_states(meta: TensorMeta, grad: bool, axes: Axes, zero: int, segments: Segments = ()) -> TensorStates:
+def parameter_states(meta: TensorMeta, grad: bool, axes: Axes, zero: int, segments: Segments) -> TensorStates:
     """Return all joint states of a weight up to ZeRO stage `zero`. Every device holds an equal part, or, of a weight that is
     gathered for use and has no equal parts, one that may be shorter (`needs_uneven_split`)."""
     pairs = weight_states(meta.shape, grad, [s for s in axes.stages if s <= zero])

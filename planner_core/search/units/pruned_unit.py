@@ -97,7 +97,7 @@ class PrunedUnit:
         tree.compute_margins(None if outside_cost is None else add_outside_cost(tree.root, outside_cost))
         return tree
 
-    def weighted_bounds(self, sums: WeightedSums, outside_cost: Floats | None = None) -> WeightedBounds:
+    def weighted_bounds(self, sums: WeightedSums, outside_cost: Floats | None) -> WeightedBounds:
         """Return the part as several plain sums. Raises TablesTooLarge."""
         tables = []
         for f in self.factors:

@@ -35,7 +35,7 @@ from planner_core.verification.stages import compare_ranks, record_step, step_ca
 
 
 def verify_fake_stages(
-    plan: Plan, graph: Graph, *, timeout_s: float = 600.0, progress: Callable[[str], None] = lambda text: None
+    plan: Plan, graph: Graph, *, timeout_s: float, progress: Callable[[str], None]
 ) -> dict[str, Any]:
     """Run one step of each rank of a plan with stages, and return the report of docs/CONTRACT.md without numerics.
 

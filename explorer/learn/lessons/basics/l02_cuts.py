@@ -64,7 +64,7 @@ def joining_film(c: dict[str, Any], columns: bool) -> Film:
         arrived = range(k * wide) if columns else range(N if k else 0)
         boards.append(
             [
-                _result_chunk(columns, whole, i, j, wide, float(joined[i, j])) if j in arrived else None
+                _result_chunk(columns, whole, j, wide, float(joined[i, j])) if j in arrived else None
                 for i in range(N)
                 for j in range(N)
             ]
@@ -82,7 +82,7 @@ def _make_chunk(look: str, rank: int, value: float | None) -> Chunk | None:
     return None if value is None else ((look, rank), number(value))
 
 
-def _result_chunk(columns: bool, whole: bool, i: int, j: int, wide: int, value: float) -> Chunk:
+def _result_chunk(columns: bool, whole: bool, j: int, wide: int, value: float) -> Chunk:
     return (("R", None) if whole else ("S", j // wide) if columns else ("P", len(DEVICES) - 1), number(value))
 
 

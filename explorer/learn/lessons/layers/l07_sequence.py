@@ -139,7 +139,7 @@ def live(learner: Learner, values: Values) -> Live:
         "region": _draw_region(n),
         "motion": tokens_film(n),
         "lookup": _draw_lookup(e, n),
-        "vocabulary": _draw_loss(c, n),
+        "vocabulary": _draw_loss(c),
         **({"block": draw_block(block)} if block else {}),
     }
     return Live(facts, pictures, numbers, learner, note)
@@ -209,7 +209,7 @@ def _draw_lookup(e: dict[str, Any], n: int) -> Drawing:
     return column(*lines, row(arrow(44, "all_reduce"), got, gap=10), legend("P", "R"), gap=12)
 
 
-def _draw_loss(c: dict[str, Any], n: int) -> Drawing:
+def _draw_loss(c: dict[str, Any]) -> Drawing:
     parts = [draw_piece(p, r, "S(1)", f"GPU {r}", 36) for r, p in enumerate(c["parts"])]
     right = column(
         text("right word", 13, 600),

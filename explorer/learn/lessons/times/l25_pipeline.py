@@ -68,7 +68,7 @@ def passes_in_flight(pipeline: Pipeline, micro_batches: int) -> list[int]:
     return [sum(in_flight(order).values()) for order in rank_orders(pipeline, micro_batches)]
 
 
-def bubble_share(ranks: int, micro_batches: int, each: int = 1) -> float:
+def bubble_share(ranks: int, micro_batches: int, each: int) -> float:
     """Return the bubble's share of a step in which all passes take equally long."""
     return (ranks - 1) / (each * micro_batches + ranks - 1)
 
@@ -164,8 +164,8 @@ def live(learner: Learner, values: Values) -> Live:
         "took": {name: (seconds, cases[name].plan.fits) for name, seconds in took.items()},
     }
     pictures: dict[str, Picture] = {
-        "alone": pipeline_film(alone, 1, flights=True),
-        "hand": pipeline_film(hand, m),
+        "alone": pipeline_film(alone, flights=True),
+        "hand": pipeline_film(hand),
         "simulated": _simulated_chart(plan),
     }
     return Live(facts, pictures, numbers, staged, note)
@@ -195,7 +195,7 @@ def _layout_times(
     return {name: step_seconds_on(case, rates) for name, case in cases.items()}, cases
 
 
-def pipeline_film(time: PipelineTime, micro_batches: int, *, flights: bool = False) -> Film:
+def pipeline_film(time: PipelineTime, *, flights: bool = False) -> Film:
     """Return the work of every rank as it begins, stop by stop; where each rank stands, in words. `flights`: what a stage hands on
     moves."""
     ranks = 1 + max(s.rank for s in time.spans)

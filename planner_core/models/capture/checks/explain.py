@@ -57,7 +57,7 @@ class CurrentCall:
 
 
 def explain_error(
-    error: BaseException, model: str, running: CurrentCall, unknown: int = 0, *, copied: bool = False
+    error: BaseException, model: str, running: CurrentCall, unknown: int, *, copied: bool
 ) -> CaptureError:
     """Return an error with one sentence: what went wrong, and at which line of the model's code.
 

@@ -64,7 +64,7 @@ Leftovers = Mapping[int, str]
 
 
 def run_checked(
-    model: nn.Module, once: Callable[[Leftovers], ForwardPass], *, library: bool = False
+    model: nn.Module, once: Callable[[Leftovers], ForwardPass], *, library: bool
 ) -> tuple[ForwardPass, str]:
     """Run passes until one is known to leave no state and to equal the next one.
 

@@ -80,7 +80,7 @@ def local_shard(x: torch.Tensor, dim: int, size: int, rank: int, segments: Segme
     return local[0] if len(local) == 1 else torch.cat(local, dim)
 
 
-def place_in_zeros(x: torch.Tensor, dim: int, size: int, rank: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+def place_in_zeros(x: torch.Tensor, dim: int, size: int, rank: int, segments: Segments) -> torch.Tensor:
     """Return a tensor of the full size with the part of `rank` in its place and zeros elsewhere."""
     full = x.new_zeros((*x.shape[:dim], size * x.size(dim), *x.shape[dim + 1 :]))
     for part, piece in zip(split_segments(full, dim, segments), split_segments(x, dim, segments), strict=True):
@@ -88,7 +88,7 @@ def place_in_zeros(x: torch.Tensor, dim: int, size: int, rank: int, segments: Se
     return full
 
 
-def split_by_rank(x: torch.Tensor, dim: int, size: int, segments: Segments = NO_SEGMENTS) -> list[torch.Tensor]:
+def split_by_rank(x: torch.Tensor, dim: int, size: int, segments: Segments) -> list[torch.Tensor]:
     """Return the part of `dim` of every rank, in order of ranks."""
     if len(segments.get(dim, ())) < 2:
         return list(x.chunk(size, dim))

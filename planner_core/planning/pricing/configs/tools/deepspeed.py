@@ -115,7 +115,7 @@ def read_gradients(fields: Fields, dtype: str | None, cp: int) -> tuple[dict[str
     return {"stack": "deepspeed", "gradients": "float32"}, (note,)
 
 
-def zero_layout(fields: Fields, name: str, ranks: int, tp: int = 1, cp: int = 1, default: int = 0) -> Layout:
+def zero_layout(fields: Fields, name: str, ranks: int, tp: int, cp: int, default: int = 0) -> Layout:
     """Return the layout of a ZeRO stage over data-parallel ranks, and over context ranks, which exchange heads. Raises InputError."""
     stage = fields.read_int(name, default, least=0)
     if stage > 3:
