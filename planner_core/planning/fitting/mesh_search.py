@@ -33,7 +33,7 @@ from planner_core.core import (
 from planner_core.cost import cost_model, seconds_in_chunks, workload_of
 from planner_core.planning.fitting.shortage import needs_buffers, note_meshes_left_out, refuse_or_least_memory
 from planner_core.planning.methods import METHODS, Method, describe_least
-from planner_core.planning.planner import STATED, Planner, with_recompute
+from planner_core.planning.planner import STATED, MeshAnswer, Planner, with_recompute
 from planner_core.planning.request import THOROUGH, Progress
 from planner_core.search import (
     FIRST_BUDGET_FACTOR,
@@ -62,6 +62,27 @@ ROUNDING = 1e-9
 
 WIDE = 0.01
 """A gap from which on plans that recompute all blocks alike are looked at too, also where no proof is asked for."""
+
+
+@dataclass(slots=True)
+class SearchedMeshes:
+    """What a search of meshes found so far. `best`: the best answer that fits. `least`: that of least memory. `bound`: of all plans, or of
+    those on the meshes that were searched where the others need no bound."""
+
+    best: MeshAnswer | None = None
+    least: MeshAnswer | None = None
+    bound: float = math.inf
+
+    def add(self, found: MeshAnswer) -> None:
+        """Take an answer into account."""
+        answer = found.answer
+        if answer.least_memory < (self.least.answer.least_memory if self.least else math.inf):
+            self.least = found
+        if answer.assignment is not None and (
+            self.best is None or is_clearly_less(answer.value, self.best.answer.value)
+        ):
+            self.best = found
+        self.bound = min(self.bound, answer.bound)
 
 
 class MeshSearch(Protocol):
@@ -95,13 +116,16 @@ def choose_mesh(
     method = method or METHODS[planner.request.method]
     objective = planner.objective(method)
     ranked, wide = _ranked_problems(planner, options, method, say, below)
-    best, least, bound = _search_in_order(planner, ranked, objective, say, below, prove=prove)
+    searched = _search_in_order(planner, ranked, objective, say, below, prove=prove)
+    best, least, bound = searched.best, searched.least, searched.bound
     # Problems that gave up states bound their smaller space alone, so their whole spaces are bounded by a relaxation.
-    narrowed = [p.problem for p in ranked if p.problem.unrestricted is not None and not (best and p.problem is best[1])]
+    narrowed = [
+        p.problem for p in ranked if p.problem.unrestricted is not None and not (best and p.problem is best.problem)
+    ]
     with planner.clock("search"):
         bound = min([bound, *(bound_of_whole_space(p, objective, planner.budget) for p in narrowed)])
     if best:
-        problem, answer = planner.bounded(*best[1:], objective)
+        problem, answer = planner.bounded(best.problem, best.answer, objective)
         bound = min(bound, answer.bound)
         answer = replace(answer, bound=bound)  # a gap that another mesh leaves open stays open
         plan = planner.plan(problem, answer, "best", planner.request.method, objective, role=PlanRole.BEST)
@@ -109,7 +133,7 @@ def choose_mesh(
             plan = _missed_plan(planner, planner.value(plan), bound, ranked, method, say) or plan
         plan = note_meshes_left_out(plan, wide)
         return replace(plan, notes=(*plan.notes, *_note_chunk_gain(planner, plan))) if method.chunks else plan
-    if prove and method.zero and least is not None and needs_buffers(least[0], planner.budget):
+    if prove and method.zero and least is not None and needs_buffers(least.answer, planner.budget):
         return _best_without_gathers(planner, options, say, method, below, least, bound)
     missed = _missed_plan(planner, below, bound, ranked, method, say) if prove else None
     return missed or refuse_or_least_memory(planner, options, below, least, wide, bound)
@@ -124,42 +148,39 @@ def _search_in_order(
     *,
     prove: bool,
     bounded: bool = True,
-) -> tuple[tuple[float, Problem, Answer] | None, tuple[Answer, Problem] | None, float]:
-    """Return the best answer of these problems that fits, with its value; that of least memory; and a bound on all, which is that of the
-    problems that were searched if the answer need not be `bounded`."""
-    best: tuple[float, Problem, Answer] | None = None
-    least: tuple[Answer, Problem] | None = None
-    bound = float("inf")
+) -> SearchedMeshes:
+    """Search the problems in this order. `bounded`: those that need no search are bounded nevertheless."""
+    found = SearchedMeshes()
     for rough in ranked:
-        problem, known = rough.problem, best[0] if best else below
+        problem, best, least = rough.problem, found.best, found.least
+        known = best.answer.value if best else below
         # Where nothing can fit, a mesh is searched for the plan of least memory alone: only if none is known that fits or needs less.
         if known < float("inf") and no_plan_fits(problem, planner.budget):
             continue
-        if least and least[0].least_memory <= problem.least_bytes and exceeds_budget_by_far(problem, planner.budget):
+        if (
+            least
+            and least.answer.least_memory <= problem.least_bytes
+            and exceeds_budget_by_far(problem, planner.budget)
+        ):
             continue
         # The least of all bounds is asked for. The first meshes have the lowest bounds, so most later ones need no search.
         if rough.bound > known:
             if bounded:
-                highest, gap = min(bound, rough.bound), planner.effort.gap
-                bound = bound_of_walk(problem, planner.budget, objective, highest, rough.prices, open_gap=gap)
+                highest, gap = min(found.bound, rough.bound), planner.effort.gap
+                found.bound = bound_of_walk(problem, planner.budget, objective, highest, rough.prices, open_gap=gap)
             continue
         # Meshes of one bound have one layout in common. A bound that holds by the walk tells that they are no better, for a third of what
         # their search takes. Example: Llama-3.1-405B on 1 024 GPUs has six such meshes.
         if best is not None and bounded and problem.make_at_least is not None and problem.unrestricted is None:
             of_walk = bound_of_walk(problem, planner.budget, objective, rough.within, rough.prices, known)
             if of_walk > known:
-                bound = min(bound, of_walk)
+                found.bound = min(found.bound, of_walk)
                 continue
         say(Sentence("search on ", problem.model.mesh.term))
-        prices = best[2].prices if best else rough.prices
+        prices = best.answer.prices if best else rough.prices
         limits = SearchLimits(known, progress_callback(say, problem), prove=prove, prices=prices)
-        answer = planner.solve(problem, objective, limits, rough.rough)
-        if answer.least_memory < (least[0].least_memory if least else float("inf")):
-            least = (answer, problem)
-        if answer.assignment is not None and (best is None or is_clearly_less(answer.value, best[0])):
-            best = (answer.value, problem, answer)
-        bound = min(bound, answer.bound)
-    return best, least, bound
+        found.add(MeshAnswer(planner.solve(problem, objective, limits, rough.rough), problem))
+    return found
 
 
 def _best_without_gathers(
@@ -168,7 +189,7 @@ def _best_without_gathers(
     say: Progress,
     method: Method,
     below: float,
-    least: tuple[Answer, Problem],
+    least: MeshAnswer,
     bound: float,
 ) -> Plan:
     """Return the best plan that gathers no weights at their use, and so needs no buffers for them. If none fits: that of least memory, of
@@ -214,11 +235,11 @@ def _missed_plan(
         # 5 GB takes 66.34 ms if it is told of the value itself, else 66.27.
         limit = math.inf if thorough else below * (1 + WIDE)
         roughly, _ = _ranked_problems(other, options, method, say, limit)
-        best_of_policy, _, _ = _search_in_order(other, roughly, objective, say, limit, prove=True, bounded=False)
+        best_of_policy = _search_in_order(other, roughly, objective, say, limit, prove=True, bounded=False).best
         if best_of_policy is None:
             continue
         plan = other.plan(
-            best_of_policy[1], best_of_policy[2], "best", planner.request.method, objective, role=PlanRole.BEST
+            best_of_policy.problem, best_of_policy.answer, "best", planner.request.method, objective, role=PlanRole.BEST
         )
         if plan.fits and planner.value(plan) < below:
             below = planner.value(plan)

@@ -9,6 +9,7 @@ from planner_core.planning.planner.networks import Networks
 from planner_core.planning.planner.planner import (
     STATED,
     USABLE_MEMORY,
+    MeshAnswer,
     Planner,
     recomputation_of,
     replace_request,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner_core.core import (
     ONE_RANK,
@@ -77,6 +77,13 @@ USABLE_MEMORY = load_timing().usable_memory
 def usable_bytes(gpu_memory_bytes: int, request: Request) -> float:
     """Return the bytes per GPU that a plan may take: the user's budget, or the GPU's memory less what the simulation does not count."""
     return gpu_memory_bytes * USABLE_MEMORY if request.memory_gb is None else int(request.memory_gb * 1e9)
+
+
+class MeshAnswer(NamedTuple):
+    """The answer of a search on one mesh, and the problem that it answers."""
+
+    answer: Answer
+    problem: Problem
 
 
 @dataclass

@@ -23,7 +23,7 @@ from planner_core.cost.memory import weight_bytes
 from planner_core.planning.fitting.shortage.memory_parts import describe_memory
 from planner_core.planning.fitting.shortage.uneven import note_idle_gpus, note_repeated_work
 from planner_core.planning.methods.registry import EXACT, METHODS
-from planner_core.planning.planner import Planner, candidate_meshes
+from planner_core.planning.planner import MeshAnswer, Planner, candidate_meshes
 from planner_core.search import Answer, memory_bytes
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
@@ -114,11 +114,11 @@ def refuse_or_least_memory(
     planner: Planner,
     options: Sequence[DeviceMesh],
     below: float,
-    least: tuple[Answer, Problem] | None,
+    least: MeshAnswer | None,
     wide: TooWide | None,
     bound: float,
 ) -> Plan:
-    """Return what `choose_mesh` gives or raises if no plan fits on the meshes. `least`: the answer of least memory, and its problem."""
+    """Return what `choose_mesh` gives or raises if no plan fits on the meshes. `least`: the answer of least memory."""
     # A search below a known value does not look for the least memory, so it has none to tell.
     if below < float("inf"):
         raise NoPlanFits(f"no plan that fits is better than {below:.4g}", bound=min(below, bound))
@@ -131,8 +131,10 @@ def refuse_or_least_memory(
     every = {mesh.axis_sizes for mesh in candidate_meshes(planner.request, planner.cluster)}
     # Of meshes that were not looked at no more is known than what evenly shared states take.
     all_meshes = every <= {mesh.axis_sizes for mesh in options}
-    sum_bytes = memory_bytes(least[0].smallest) if all_meshes and least[0].smallest else least_state_bytes(planner)
-    return _plan_of_least_memory(planner, *least, bound, sum_bytes)
+    sum_bytes = (
+        memory_bytes(least.answer.smallest) if all_meshes and least.answer.smallest else least_state_bytes(planner)
+    )
+    return _plan_of_least_memory(planner, least.answer, least.problem, bound, sum_bytes)
 
 
 def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem, bound: float, at_least: float) -> Plan:
