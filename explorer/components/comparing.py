@@ -57,9 +57,9 @@ def steps_table(rounded: step_parts.RoundedSteps, plans: PlansById, homes: Mappi
     if against:
         title = html.escape(f"{words.plan_title(plans[against])} against {words.plan_title(plans[first])}")
         gaps = [rounded.parts[against][p] - rounded.parts[first][p] for p in parts]
-        cells = "".join(f"<td>{rounded.text(gap, sign=True)}</td>" for gap in (*gaps, sum(gaps)))
+        cells, total = _part_cells([rounded.text(gap, sign=True) for gap in (*gaps, sum(gaps))])
         head_cell = f"<th scope='row' colspan='2'>{title}</th>"
-        body.append(f"<tr class='difference'>{head_cell}{cells}{'<td></td>' * (1 + len(speeds))}</tr>")
+        body.append(f"<tr class='difference'>{head_cell}{cells}<td>{total}</td>{'<td></td>' * (1 + len(speeds))}</tr>")
     ends = "".join(f"<th scope='col'>{name}</th>" for name in ("step", "memory", *speeds))
     return (
         "<table class='steps' aria-label='The step of each plan by what its time goes to'><thead><tr><th scope='col'>plan</th>"
@@ -82,7 +82,7 @@ def _step_row(
         f"<i class='{frame.part_class(p)}' style='width:{size / longest:.2%}' title='{p}: {rounded.text(size)}'></i>"
         for p, size in sizes.items()
     )
-    cells = "".join(f"<td>{rounded.text(size)}</td>" for size in sizes.values())
+    cells, total = _part_cells([rounded.text(size) for size in (*sizes.values(), rounded.total(plan_id))])
     memory = units.memory(plan.cost.memory_bytes["peak"]) + ("" if plan.fits else "<small>does not fit</small>")
     is_best = words.plan_title(plan) == words.BEST_PLAN
     gap = recipe.describe_gap(plan) if is_best else "proven" * recipe.has_proven_step(plan)
@@ -90,7 +90,7 @@ def _step_row(
     title, layout = (html.escape(text) for text in (words.plan_title(plan), recipe.layout_name(plan)))
     name = f"{layout if layout.startswith(title) else f'{title}<small>{layout}</small>'}{proof}"
     speed = measure_speed(plan, count_model_flops(home.graph), home.cluster)
-    band = units.span(*speed.between(units.seconds))
+    band = units.span(*speed.between(units.seconds)).removesuffix(f" {total.rpartition(' ')[2]}")
     trained = (
         units.whole(speed.tokens_per_s_per_gpu),
         units.percent(speed.mfu),
@@ -102,8 +102,14 @@ def _step_row(
     return (
         f"<tr class='{'' if plan.fits else 'unfit'}'><th scope='row'>{name}</th>"
         f"<td class='wide'><span class='bar'>{bars}</span></td>{cells}"
-        f"<td class='main'><b>{rounded.text(rounded.total(plan_id))}</b><small>{band}</small></td><td class='main'>{memory}</td>{ends}</tr>"
+        f"<td class='main'><b>{total}</b><small>{band}</small></td><td class='main'>{memory}</td>{ends}</tr>"
     )
+
+
+def _part_cells(texts: Sequence[str]) -> tuple[str, str]:
+    """Return the cells of a row's parts, and its sum, the last of `texts`, which has the unit of all if they share one."""
+    bare, _ = units.share_unit(texts)
+    return "".join(f"<td>{text}</td>" for text in bare[:-1]), texts[-1]
 
 
 def show_memory_and_traffic(shown: PlansById, homes: Mapping[str, Result]) -> None:
