@@ -12,6 +12,7 @@ from explorer.figures.palette import COMMUNICATION, COMPUTE, Theme
 from explorer.figures.scale import axis_range
 from explorer.figures.style import GIB, apply_style, draw_limit_line, draw_open_marks, escape
 from explorer.text import units
+from explorer.text.words import gpu_title
 from planner_core.planning.pricing import PublishedRun, load_own_runs, load_published_runs
 from planner_core.search.candidates import Candidates
 
@@ -146,7 +147,7 @@ def _draw_legend(figure: go.Figure, runs: Sequence[PublishedRun], theme: Theme) 
     families = [f for f in FAMILY_COLOURS if any(r.kind.startswith(f) for r in runs)]
     shown_gpus = {r.gpu for r in runs}
     keys = [(f, "circle", FAMILY_COLOURS[f]) for f in families]
-    keys += [(g, SYMBOLS[i % len(SYMBOLS)], theme.muted) for i, g in enumerate(gpus) if g in shown_gpus]
+    keys += [(gpu_title(g), SYMBOLS[i % len(SYMBOLS)], theme.muted) for i, g in enumerate(gpus) if g in shown_gpus]
     for name, symbol, colour in keys:
         marker = {"symbol": symbol, "size": 9, "color": colour}
         figure.add_scatter(x=[None], y=[None], mode="markers", name=name, marker=marker)
@@ -154,7 +155,7 @@ def _draw_legend(figure: go.Figure, runs: Sequence[PublishedRun], theme: Theme) 
 
 def _run_hover(r: PublishedRun, left_out: str) -> str:
     lines = (
-        f"<b>{escape(r.model)} on {r.gpus} × {escape(r.gpu)}</b>",
+        f"<b>{escape(r.model)} on {r.gpus} × {escape(gpu_title(r.gpu))}</b>",
         f"{escape(r.layout)}; {escape(r.workload)}",
         f"measured {units.seconds(r.measured_s)}, predicted {units.seconds(r.seconds[left_out])} ({units.change(r.error(left_out))})",
         escape(r.source),

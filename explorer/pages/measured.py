@@ -12,7 +12,7 @@ from explorer.address.settings import FITTED_RUNS
 from explorer.components import frame
 from explorer.figures import scatter
 from explorer.session import state
-from explorer.text import units
+from explorer.text import units, words
 from planner_core.planning.pricing import FITS, STAGES, PublishedRun, count_runs, load_own_runs, load_published_runs
 
 # settings that leave runs out, and what of a run they ask for (a string here would be shown on the page)
@@ -32,7 +32,7 @@ def filter_runs(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
     with st.container(horizontal=True, key="run_filters"):
         for key, (label, of) in FILTERS.items():
             values = sorted({of(r) for r in runs}, key=lambda v: (0, v) if isinstance(v, int) else (1, v))
-            named = {frame.slug(v): str(v) for v in values}
+            named = {frame.slug(v): words.gpu_title(str(v)) if key == "on_gpu" else str(v) for v in values}
             frame.warn_missing(label.lower(), state.value(key), list(named), "It is left out")
             frame.choose_several(label, key, named, placeholder="all", width=260)
             chosen = {v for v in state.value(key) if v in named}
@@ -107,7 +107,7 @@ def show_picked_run(runs: Sequence[PublishedRun], out: str) -> None:
         f" The source’s own tables contradict each other here: {run.contradicted}." if run.contradicted else ""
     )
     st.markdown(
-        f"**{frame.escape(run.model)} on {run.gpus} × {frame.escape(run.gpu)}**, {frame.escape(run.layout)}; {frame.escape(run.workload)}: "
+        f"**{frame.escape(_run_name(run))}**, {frame.escape(run.layout)}; {frame.escape(run.workload)}: "
         f"measured {units.seconds(run.measured_s)}, predicted {units.seconds(run.seconds[out])} ({units.change(run.error(out))}). "
         f"Source: {frame.escape(run.source)}, {frame.escape(run.reference)}.{frame.escape(contradiction)}"
     )
@@ -149,6 +149,10 @@ def _show_rows(key: str, runs: Sequence[PublishedRun], out: str) -> None:
     )
 
 
+def _run_name(run: PublishedRun) -> str:
+    return f"{run.model} on {run.gpus} × {words.gpu_title(run.gpu)}"
+
+
 def _table_row(run: PublishedRun, out: str) -> dict[str, object]:
     """Return a run as a row that can be chosen."""
     figures = (
@@ -158,7 +162,7 @@ def _table_row(run: PublishedRun, out: str) -> dict[str, object]:
     )
     return {
         "id": run.id,
-        "name": f"{run.model} on {run.gpus} × {run.gpu}",
+        "name": _run_name(run),
         "what": f"{run.layout}; {run.workload}",
         "fits": True,
         "cells": [{"figure": figure, "below": "", "order": order} for figure, order in figures],

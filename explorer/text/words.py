@@ -301,8 +301,14 @@ def cluster_words(cluster: Cluster) -> str:
 
 
 @cache
+def gpu_title(known: str) -> str:
+    """Name a GPU of the list as people do: `H100-SXM 80 GB`."""
+    return load_gpu(known).name
+
+
+@cache
 def _known_gpus() -> frozenset[str]:
-    return frozenset(load_gpu(known).name for known in gpu_names())
+    return frozenset(map(gpu_title, gpu_names()))
 
 
 def mesh_words(mesh: DeviceMesh) -> str:

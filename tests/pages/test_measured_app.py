@@ -93,6 +93,7 @@ def test_what_the_address_asks_for_in_vain_is_told() -> None:
     told = [w.value for w in at.warning]
     assert any("abacus" in t for t in told) and any("nobody" in t for t in told)
     assert f"**{sum(r.gpu == 'h100-sxm' for r in load_published_runs())} published runs**" in words(at)
+    assert at.multiselect(key="w_on_gpu").format_func("h100-sxm") == "H100-SXM 80 GB"
 
 
 @pytest.mark.parametrize("out", FITS)

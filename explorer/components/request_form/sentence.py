@@ -18,7 +18,7 @@ from explorer.jobs.upload import describe_capture, model_title, store_model
 from explorer.session import state
 from explorer.text import units
 from explorer.text.commands import is_uploaded_model
-from explorer.text.words import cluster_words
+from explorer.text.words import cluster_words, gpu_title
 from explorer.text.words import escape as plain
 from planner_core.core import (
     OPTIONS,
@@ -27,7 +27,6 @@ from planner_core.core import (
     cluster_names,
     gpu_names,
     load_cluster,
-    load_gpu,
     mesh_shapes,
 )
 from planner_core.models import ZOO
@@ -217,7 +216,7 @@ def _cluster_fields(v: dict[str, Any], cluster: Cluster) -> None:
         with left:
             if len(levels) <= 2:
                 form.whole("nodes", cluster.num_gpus // gpus, label="Nodes")
-            titles = _gpu_titles()
+            titles = {name: gpu_title(name) for name in gpu_names()}
             now = next((g for g, title in titles.items() if title == cluster.gpu.name), None)
             form.pick("GPU", "gpu", now, list(titles), lambda g: titles[g] if g else cluster.gpu.name)
             limit = usable_bytes(cluster.gpu.memory_bytes, state.current_request())
@@ -257,12 +256,7 @@ def _cluster_fields(v: dict[str, Any], cluster: Cluster) -> None:
     _offer_cluster_file(cluster)
 
 
-# A visit drew these lists from 70 files.
-@cache
-def _gpu_titles() -> dict[str, str]:
-    return {name: load_gpu(name).name for name in gpu_names()}
-
-
+# A visit drew this list from the files of all clusters.
 @cache
 def _by_size() -> tuple[str, ...]:
     return tuple(sorted(cluster_names(), key=lambda n: (load_cluster(n).num_gpus, n)))
