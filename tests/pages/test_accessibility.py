@@ -165,7 +165,7 @@ def test_axe_finds_nothing_serious_while_a_model_is_read_and_once_it_is_there(vi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["Llama-3-8B", "2 nodes × 8 H100", "add our setup", "any tool"])
+@pytest.mark.parametrize("which", ["Llama-3-8B", "2 nodes × 8 H100", "add our setup", "any tool", "Terms"])
 def test_axe_finds_nothing_serious_in_what_pops_up(visit: Visit, which: str) -> None:
     visit.open("/")
     visit.page.get_by_role("button", name=which).click()
