@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner_core.core import (
+    USUAL_STACK,
     CaptureError,
     Cluster,
     DeviceMesh,
@@ -101,9 +102,14 @@ def verify(
 
 def _verify_at_full_size(plan: Plan, timeout_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
     if plan.pipeline:
-        return verify_fake_stages(plan, load_plan_graph(plan), timeout_s=timeout_s, progress=progress)
-    progress(f"one step of rank 0 of {plan.mesh.num_devices}")
-    return verify_fake(plan, graph=load_plan_graph(plan), timeout_s=timeout_s)
+        report = verify_fake_stages(plan, load_plan_graph(plan), timeout_s=timeout_s, progress=progress)
+    else:
+        progress(f"one step of rank 0 of {plan.mesh.num_devices}")
+        report = verify_fake(plan, graph=load_plan_graph(plan), timeout_s=timeout_s)
+    stack = plan.workload.get("stack")
+    if stack not in (None, USUAL_STACK):
+        report["memory_bytes"] |= {"stack": stack, "of_stack": plan.cost.memory_bytes["peak"]}
+    return report
 
 
 def count_small_stages(plan: Plan, ranks: int) -> int:
@@ -258,6 +264,11 @@ def format_report(data: Mapping[str, Any]) -> str:
             f"peak       {memory['measured'] / 2**30:.2f} GiB measured, {memory['predicted'] / 2**30:.2f} GiB predicted, "
             f"{memory['in_flight'] / 2**30:.2f} GiB of it in flight ({100 * memory['rel_error']:.1f} % apart)"
         )
+        if "stack" in memory:
+            lines.append(
+                f"stack      both are of a step on PyTorch's own stack; with the kernels and buffers of {memory['stack']}, for which the "
+                f"plan is priced, its peak is {memory['of_stack'] / 2**30:.2f} GiB, which no run here checks"
+            )
         if memory["constants"] > MIN_SHOWN_CONSTANTS * memory["measured"]:
             lines.append(
                 f"constants  up to {memory['constants'] / 2**30:.2f} GiB computed from the inputs alone before the first operator; what no "

@@ -13,7 +13,7 @@ from planner_core.cost import schedule_ranks
 from planner_core.models import load_plan_graph
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
-from planner_core.verification.api import _format_stage, scaled, verify
+from planner_core.verification.api import _format_stage, format_report, scaled, verify
 from planner_core.verification.fake.pipeline import _run_all_ranks
 from planner_core.verification.stages import compare_ranks
 from tests.support.ranks import run_ranks
@@ -90,6 +90,20 @@ def test_every_rank_at_full_size(model: str, layout: str, layers: int) -> None:
     assert told == [f"one step of a GPU of rank {rank} of 0 to 1" for rank in (0, 1)]
     assert found["ok"], [(row["rank"], row["order"], row["messages"], row["memory_bytes"]) for row in found["stages"]]
     assert [row["messages"]["measured"]["sent"] for row in found["stages"]] == [4 * (2 * plan.pipeline.virtual - 1)] * 2
+
+
+def test_a_plan_for_a_tool_says_whose_peak_is_compared() -> None:
+    """The peak of a plan for Megatron-LM, with that tool's buffers, was neither of the two that verify prints, without a word."""
+    plan = of_layout("gpt2-xl", "dp=1,pp=2", 2, gpus=2, stack="megatron")
+    found = verify(plan, timeout_s=240)
+    memory = found["memory_bytes"]
+    assert (memory["stack"], memory["of_stack"]) == ("megatron", plan.cost.memory_bytes["peak"])
+    assert memory["of_stack"] != memory["predicted"]
+    assert (
+        f"of megatron, for which the plan is priced, its peak is {memory['of_stack'] / 2**30:.2f} GiB"
+        in format_report(found)
+    )
+    assert "stack" not in verify(of_layout("gpt2-xl", "dp=1,pp=2", 2, gpus=2), timeout_s=240)["memory_bytes"]
 
 
 @pytest.mark.parametrize(
