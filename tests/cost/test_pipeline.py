@@ -137,17 +137,21 @@ def test_a_situation_has_the_stages_whose_backward_has_begun() -> None:
     ]
 
 
+@pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize(("ranks", "virtual"), [(2, 2), (3, 4), (4, 3), (8, 2)])
-def test_what_is_in_flight_at_once_follows_from_counts_of_forwards(ranks: int, virtual: int) -> None:
+def test_what_is_in_flight_at_once_follows_from_counts_of_forwards(ranks: int, virtual: int, begun: bool) -> None:
     """No order is made for them: a search asks for those of 512 stages. Each moment is one of the order, and none has more everywhere."""
     pipeline = cut("interleaved", ranks, virtual)
     for rounds in (1, 2, 3, 9):
-        found = in_flight_at_once(pipeline, rounds * ranks)
+        found = in_flight_at_once(pipeline, rounds * ranks, begun=begun)
         for rank, order in enumerate(rank_orders(pipeline, rounds * ranks)):
             now, seen = dict.fromkeys(pipeline.stages_of(rank), 0), set()
+            without = {*now} if begun else set()
             for work in order:
                 now[work.stage] += 1 if work.what is Pass.FORWARD else -1
-                seen.add(tuple(now.values()))
+                without -= set() if work.what is Pass.FORWARD else {work.stage}
+                if not without:
+                    seen.add(tuple(now.values()))
             most = set(map(tuple, found[rank].tolist()))
             assert most <= seen
             assert all(any(all(a <= b for a, b in zip(one, other, strict=True)) for other in most) for one in seen)

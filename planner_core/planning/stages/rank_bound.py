@@ -141,8 +141,9 @@ def rank_bound(problem: Problem, budget: float, ranks: int, copies: int) -> Rank
 
 
 def _in_flight(d: PipelineDegrees) -> Floats:
-    """[rank, moment, stage of a rank] micro-batches in flight."""
+    """[rank, moment, stage of a rank] micro-batches in flight while the gradients of all stages of the rank stand."""
+    # Before the first backward PyTorch has none. Example: of 4 micro-batches on 4 ranks the first rank holds 4 then, and 3 with gradients.
     if d.virtual == 1:
-        return np.minimum(d.micro_batches, d.ranks - np.arange(d.ranks))[:, None, None].astype(float)
+        return np.minimum(d.micro_batches - 1, d.ranks - np.arange(d.ranks))[:, None, None].astype(float)
     pipeline = Pipeline(d.ranks, d.schedule, (1,) * (d.ranks * d.virtual))
-    return in_flight_at_once(pipeline, d.micro_batches).astype(float)
+    return in_flight_at_once(pipeline, d.micro_batches, begun=True).astype(float)

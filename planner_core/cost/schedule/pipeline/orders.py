@@ -169,19 +169,19 @@ def _list_situations(stages: Sequence[int], order: Order) -> tuple[Situation, ..
     return tuple(last.values())
 
 
-def in_flight_at_once(pipeline: Pipeline, micro_batches: int) -> Ints:
+def in_flight_at_once(pipeline: Pipeline, micro_batches: int, *, begun: bool = False) -> Ints:
     """[rank, moment, stage of the rank] micro-batches in flight in `interleaved`, at the moments that no other one exceeds in every stage.
-    Ranks of fewer moments repeat one.
+    Ranks of fewer moments repeat one. `begun`: of the moments at which a backward of every stage of the rank has run.
 
     Stages are not at their most together. Example: the first of four ranks with two stages each has up to 8 in the one and up to 4 in the
     other, but 7 and 4 or 8 and 3 at once."""
     assert pipeline.schedule == "interleaved"
-    return _moments_in_stages(pipeline.ranks, pipeline.virtual, _steady_micro_batches(pipeline, micro_batches))
+    return _moments_in_stages(pipeline.ranks, pipeline.virtual, _steady_micro_batches(pipeline, micro_batches), begun)
 
 
 # A search of hundreds of degrees has few numbers of ranks, stages and steady micro-batches.
 @functools.lru_cache(maxsize=256)
-def _moments_in_stages(ranks: int, virtual: int, micro_batches: int) -> Ints:
+def _moments_in_stages(ranks: int, virtual: int, micro_batches: int, begun: bool) -> Ints:
     pipeline = Pipeline(ranks, "interleaved", (1,) * (ranks * virtual))
     each, total = _round_of(pipeline, micro_batches), micro_batches * virtual
     turns = np.arange(total) // each % virtual
@@ -190,9 +190,10 @@ def _moments_in_stages(ranks: int, virtual: int, micro_batches: int) -> Ints:
     by_rank = []
     for rank in range(ranks):
         ahead = _forwards_ahead(pipeline, rank, micro_batches, INTERLEAVED_HOPS)
-        # When the n-th forward has run, all backwards but those of the `ahead` forwards before it have.
-        done = np.arange(1, total + 1)
-        now = np.unique((forwards[:, done] - forwards[::-1, np.maximum(0, done - 1 - ahead)]).T, axis=0)
+        # When n backwards have run, the `ahead` forwards before the first and one more for each have. The first stage of a rank is the last
+        # to run one.
+        done = np.arange((virtual - 1) * each + 1 if begun else 0, total)
+        now = np.unique((forwards[:, np.minimum(total, done + ahead + 1)] - forwards[::-1, done]).T, axis=0)
         no_more = (now[:, None] <= now).all(axis=-1)  # [moment, other moment]
         by_rank.append(now[no_more.sum(axis=-1) == 1])  # each has no more than itself
     moments = max(map(len, by_rank))
