@@ -15,7 +15,16 @@ from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis import first_plan_text
 from planner_core.planning.derived.comparison import compare_methods
 from planner_core.planning.fitting import for_tool
-from planner_core.planning.methods import EXACT, TOOLS, check_layout, describe_tool_space, tool_spaces
+from planner_core.planning.methods import (
+    EXACT,
+    TOOLS,
+    Layout,
+    check_layout,
+    describe_tool_space,
+    megatron_fault,
+    megatron_fault_of_graph,
+    tool_spaces,
+)
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.verification import verify_fake_all
 from tests.support.plans import searched
@@ -198,6 +207,19 @@ def test_other_methods_are_compared_as_if_no_tool_were_named() -> None:
     assert {n: s for n, s in bound.items() if not n.startswith("trade-off")} == pytest.approx(
         {n: s for n, s in free.items() if not n.startswith("trade-off")}
     )
+
+
+def test_what_megatron_cannot_state_is_refused_before_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model like DeepSeek's was searched for 31 s, and then refused for what its config says. The graph says what a plan does."""
+    for model in ("llama-3-8b", "gpt2-xl", "t5-large", "bert-large", "mixtral-8x7b", "vit-large"):
+        planner = prepare_planner(Request(model, layers=2, batch=8, cluster="1x8-h100"))
+        plan = planner.of_layout(Layout(dp=8))
+        assert plan is not None and megatron_fault_of_graph(planner.graph) == megatron_fault(plan), model
+    searches: list[object] = []
+    monkeypatch.setattr(for_tool, "choose_micro_batches", lambda *args, **options: searches.append(args))
+    with pytest.raises(InputError, match="Megatron-LM"):
+        plan_model(Request("t5-large", layers=2, cluster="1x8-h100", tool="megatron"))
+    assert not searches
 
 
 def test_a_model_that_megatron_cannot_state_has_no_plan_for_it() -> None:

@@ -24,7 +24,7 @@ from planner_core.core import (
 from planner_core.cost import cost_model_of, price_with_host
 from planner_core.planning.fitting.host_waits import choose_shortest_step
 from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh, with_lower_bound
-from planner_core.planning.fitting.micro_batch_numbers import GraphSource
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import (
     BASELINES,
@@ -43,13 +43,14 @@ from planner_core.planning.methods import (
     list_switches,
     may_split_tokens,
     megatron_fault,
+    megatron_fault_of_graph,
     note_recompute,
     splittable_layers,
     sum_for_each_column,
     tool_term,
 )
 from planner_core.planning.planner import Planner, replace_request
-from planner_core.planning.request import Progress, Request
+from planner_core.planning.request import MOMENT, Progress, Request
 from planner_core.search import search_within_budget
 
 
@@ -83,11 +84,14 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
     stack = None if request.stack == request.tool else request.stack
     summed = request.with_tool_software().gradients
     unbounded = replace(request, tool=None, zero=None, stack=stack, gradients=summed)
-    free = _choose_free(unbounded, graph, say)
+    like = None
+    if request.tool == "megatron":
+        like = MicroBatchNumbers.of_request(unbounded, graph, say, MOMENT).first
+        # What Megatron-LM cannot be told at all has no best plan for it, and no search tells more of it.
+        if fault := megatron_fault_of_graph(like.graph):
+            raise InputError(fault, "; leave ", named("tool", request.tool), " out, or name another tool")
+    free = _choose_free(unbounded, graph, say, like)
     _check_samples(request, free)
-    # Read from a plan, as the export reads it: what Megatron-LM cannot be told at all has no best plan for it.
-    if request.tool == "megatron" and (fault := megatron_fault(free)):
-        raise InputError(fault, "; leave ", named("tool", request.tool), " out, or name another tool")
     form = PAIR_FORMS.get(str(request.tool))
     search_meshes: MeshSearch = choose_mesh if form is None else partial(_search_layer_pairs, form)
     candidates: list[tuple[Planner, Plan]] = []
@@ -122,9 +126,10 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
     return planner, plan, (_note_tool_price(planner.request, plan, free), *foreign)
 
 
-def _choose_free(unbounded: Request, graph: GraphSource, say: Progress) -> Plan:
-    """Return the best plan of one stage that no tool bounds."""
-    return choose_shortest_step(unbounded, graph, *choose_micro_batches(unbounded, graph, say), say)[1]
+def _choose_free(unbounded: Request, graph: GraphSource, say: Progress, like: Planner | None = None) -> Plan:
+    """Return the best plan of one stage that no tool bounds. `like`: a planner of the same model, whose graphs serve again."""
+    least_work = choose_micro_batches(unbounded, graph, say, like=like)
+    return choose_shortest_step(unbounded, graph, *least_work, say)[1]
 
 
 def _check_samples(request: Request, free: Plan) -> None:

@@ -23,6 +23,7 @@ from planner_core.planning.methods.layout import (
 from planner_core.planning.methods.legality import (
     linear_biases,
     megatron_fault,
+    megatron_fault_of_graph,
     operator_faults,
     undecided_fault,
     unsearchable_faults,

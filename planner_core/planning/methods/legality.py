@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from planner_core.core import Block, Graph, Op, Plan
 from planner_core.ops import DISPATCH, Kind, operator, rows
@@ -165,10 +166,27 @@ def _ops_of(graph: Graph) -> Iterator[tuple[Block, Op]]:
 def megatron_fault(plan: Plan) -> str:
     """Return why the flags written for Megatron-LM do not state a plan's model; empty if they do. Its GPTModel would be another model, of
     another price. Read from the plan, so that an export needs no graph."""
-    name, config = plan.model["name"], plan.model.get("config") or {}
+    params = {param for block in plan.blocks.values() for param in block.params}
+    config, seq = plan.model.get("config") or {}, int(plan.workload["seq"])
+    return _megatron_fault(str(plan.model["name"]), config, params, linear_biases(plan), seq)
+
+
+def megatron_fault_of_graph(graph: Graph) -> str:
+    """Return what `megatron_fault` does of every plan of a model, before one is searched for."""
+    params = {block.name: {value.name for value in block.own_parameters.values()} for block in graph.all_blocks}
+    sites = ((params[block.name], *split_site(op.name)) for block, op in _ops_of(graph))
+    biases = {scope: f"{scope}.bias" in own for own, scope, fn in sites if _may_have_bias(scope, fn)}
+    every = {param for own in params.values() for param in own}
+    return _megatron_fault(graph.name, graph.config, every, biases, int(graph.workload["seq"]))
+
+
+def _megatron_fault(
+    name: str, config: Mapping[str, Any], params: Collection[str], biases: Mapping[str, bool], seq: int
+) -> str:
+    """Return the fault of a model with these parameters; `biases`: whether each linear layer has one; `seq`: tokens of a sample."""
     if config.get("model_type") != "gpt2" and not {"hidden_size", "num_attention_heads"} <= config.keys():
         return f"{name} has no hidden_size and num_attention_heads in its config, so Megatron-LM's flags do not describe it"
-    kind, params = config.get("model_type"), {param for block in plan.blocks.values() for param in block.params}
+    kind = config.get("model_type")
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     scaling = rope.get("rope_type", rope.get("type", "default"))
     window, kinds = config.get("sliding_window"), config.get("layer_types")
@@ -178,7 +196,7 @@ def megatron_fault(plan: Plan) -> str:
         # Without the field Megatron-LM divides the width by the heads, and the model has a size of its own.
         "heads of a size that its config leaves out (head_dim)": kind in NORMED_BY_HEAD and not config.get("head_dim"),
         # A window of the whole sequence masks nothing.
-        f"sliding-window attention ({window} tokens)": bool(window and slides and window < plan.workload["seq"]),
+        f"sliding-window attention ({window} tokens)": bool(window and slides and window < seq),
         "norms behind the feed-forward": any("post_feedforward_layernorm" in param for param in params),
         f"rotary positions scaled by {scaling}": scaling not in ("default", "llama3"),
         f"the activation {config.get('hidden_act')}": config.get("hidden_act", "silu") != "silu",
@@ -188,7 +206,6 @@ def megatron_fault(plan: Plan) -> str:
         lacking = [f"what a model of type {kind} has beside the parts of {', '.join(STATED_MODELS)}"]
     if lacking:
         return f"the flags written for Megatron-LM do not state {' and '.join(lacking)} of {name}"
-    biases = linear_biases(plan)
     biased = [scope for scope, has_bias in biases.items() if has_bias]
     if len(biased) == len(biases) or all(scope.rpartition(".")[2] in QKV for scope in biased):
         return ""
@@ -202,5 +219,9 @@ def linear_biases(plan: Plan) -> dict[str, bool]:
         scope: f"{scope}.bias" in block.params
         for block in plan.blocks.values()
         for scope, fn in map(split_site, block.sites)
-        if fn in ("linear", "addmm") and scope != "lm_head"  # GPT-2's Conv1D is an addmm
+        if _may_have_bias(scope, fn)
     }
+
+
+def _may_have_bias(scope: str, fn: str) -> bool:
+    return fn in ("linear", "addmm") and scope != "lm_head"  # GPT-2's Conv1D is an addmm
