@@ -11,6 +11,7 @@ import pytest
 from planner_core.core import InputError
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Setup, Statement, read_setup
+from planner_core.planning.pricing.configs.fields import PRICED_BY_DEGREES
 
 TITAN = """
 [model]
@@ -227,7 +228,8 @@ def test_what_is_not_read_is_told(tmp_path: Path) -> None:
     found = read(tmp_path, "run.sh", MEGATRON)
     assert (found.notes, found.unread) == ((), ())
     assert found.describe({})[0].startswith("config run.sh, a file of Megatron-LM; read: --bf16, --global-batch-size, ")
-    assert read(tmp_path, "auto.json", {"tp_plan": "auto"}).notes == ()
+    (note,) = read(tmp_path, "auto.json", {"tp_plan": "auto"}).notes
+    assert note.endswith(PRICED_BY_DEGREES)
 
 
 BATCHES = (
@@ -456,7 +458,8 @@ def test_layers_are_split_as_a_file_names_them(tmp_path: Path) -> None:
     styles = {"model.layers.1.q_proj": "colwise", "model.layers.1.o_proj": "rowwise", "lm_head": ""}
     assert {module: named.of_module(module) for module in styles} == styles
     partition["use_default_specs"] = True  # which adds patterns of its own
-    assert "split_layers" not in read(tmp_path, "ds.json", run).options
+    found = read(tmp_path, "ds.json", run)
+    assert "split_layers" not in found.options and any(PRICED_BY_DEGREES in note for note in found.notes)
     partition |= {"use_default_specs": False, "layer_specs": [{"patterns": ["("], "partition_type": "row"}]}
     with pytest.raises(InputError, match="must be patterns with a partition_type of column, row, skip"):
         read(tmp_path, "ds.json", run)

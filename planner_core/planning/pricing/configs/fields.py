@@ -20,6 +20,10 @@ from planner_core.planning.pricing.configs.neutral import is_neutral, is_risky, 
 MAX_COUNT = 10**9
 CHOSEN_BY_TOOL = ("auto", None, "")
 """Values with which the tool chooses by itself."""
+PRICED_BY_DEGREES = (
+    "priced by degrees: tensor ranks split all layers that Megatron-LM splits, the head and the embedding too"
+)
+"""The end of a note where a file does not name the layers that tensor ranks split, and its tool splits others than Megatron-LM."""
 DTYPES = {
     "bf16": "bfloat16",
     "bfloat16": "bfloat16",

@@ -9,6 +9,7 @@ from typing import Any
 from planner_core.core import InputError, Sentence, named
 from planner_core.planning.methods import LayerStyles, Layout
 from planner_core.planning.pricing.configs.fields import (
+    PRICED_BY_DEGREES,
     Fields,
     Setup,
     Table,
@@ -65,9 +66,11 @@ def read(fields: Fields, num_gpus: int) -> Setup:
         **dtype,
         **gradients,
         **offload,
-        **read_layers(fields),
+        **(layers := read_layers(fields)),
     }
-    return fields.finish(TABLE, layout, options, (*notes, *gradient_notes), batch)
+    found = f"AutoTP finds the layers of {fields.where} by patterns of its own; {PRICED_BY_DEGREES}"
+    layer_notes = (found,) if tp > 1 and not layers else ()
+    return fields.finish(TABLE, layout, options, (*notes, *gradient_notes, *layer_notes), batch)
 
 
 def read_layers(fields: Fields) -> dict[str, LayerStyles]:

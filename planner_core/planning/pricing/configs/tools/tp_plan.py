@@ -8,7 +8,7 @@ from typing import Any
 
 from planner_core.core import InputError
 from planner_core.planning.methods import EXPERT_STYLE, LayerStyles, Layout
-from planner_core.planning.pricing.configs.fields import Fields, Setup, Table, remaining_ranks
+from planner_core.planning.pricing.configs.fields import PRICED_BY_DEGREES, Fields, Setup, Table, remaining_ranks
 
 TABLE = Table("transformers tp_plan", no_effect="model_type architectures *_token_id")
 PLAN_FIELDS = ("tp_plan", "base_model_tp_plan")
@@ -61,7 +61,11 @@ def read(fields: Fields, num_gpus: int) -> Setup:
     tp = fields.read_int("tp_size", num_gpus)
     sp = tp > 1 and any(style in SEQUENCE_STYLES for style in styles.values())
     layout = Layout(dp=remaining_ranks(fields, "tp_size", num_gpus, tp), tp=tp, sp=sp)
-    return fields.finish(TABLE, layout, {"stack": "accelerate", **_read_layers(styles, plan_field)})
+    layers = _read_layers(styles, plan_field)
+    notes = (
+        () if layers or tp == 1 else (f"{fields.where} leaves the layers to the model's own plan; {PRICED_BY_DEGREES}",)
+    )
+    return fields.finish(TABLE, layout, {"stack": "accelerate", **layers}, notes)
 
 
 def _read_layers(styles: Mapping[str, str], plan_field: str) -> dict[str, LayerStyles]:
