@@ -16,8 +16,8 @@ from planner_core.cost.schedule.pipeline.timing import schedule_seconds
 from planner_core.exporters import export_text
 from planner_core.models import load_plan_graph
 from planner_core.planning import Request
-from planner_core.planning.analysis.legend import find_same_plan
-from planner_core.planning.analysis.reporting import exposed_and_bubble, plan_report, text
+from planner_core.planning.analysis.legend import exposed_and_bubble, find_same_plan
+from planner_core.planning.analysis.reporting import plan_report, text
 from planner_core.planning.fitting.host_waits import note_host_wait, note_unknown_host
 from planner_core.planning.pricing import split_pipeline_step
 from tests.support.plans import planned, searched

@@ -21,7 +21,7 @@ from planner_core.cost import simulated_pipeline
 from planner_core.cost.communication import bytes_between_gpus, sent_per_gpu
 from planner_core.planning import Planner, Request, prepare_planner
 from planner_core.planning.analysis import step_work
-from planner_core.planning.analysis.reporting import exposed_and_bubble
+from planner_core.planning.analysis.legend import exposed_and_bubble
 from planner_core.planning.methods import parse_layout
 from tests.support.plans import planned
 
