@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -107,24 +108,24 @@ def test_no_cut_with_any_policies_is_better(seed: int, copies: int, stages: int)
 
 
 def interleaved_by_hand(
-    policy: CopyPolicy, copies: tuple[int, ...], ranks: int, micro_batches: int, budget: float
+    of: Sequence[CopyPolicy], copies: tuple[int, ...], ranks: int, micro_batches: int, budget: float
 ) -> float:
-    """The closed form of a cut with several stages a rank, from its stages' costs; infinite if a rank does not fit."""
+    """The closed form of a cut with several stages a rank, from its stages' costs; infinite if a rank does not fit. `of`: the policy of each
+    copy."""
     pipeline, cuts = Pipeline(ranks, "interleaved", copies), np.cumsum([0, *copies])
     stages, states, kept, passing = [], [0.0] * ranks, [0.0] * len(copies), [0.0] * ranks
     for stage, (first, last) in enumerate(itertools.pairwise(cuts)):
         each, rank = range(first, last), pipeline.rank_of(stage)
         forward, backward, gather, reduce, step = (
-            sum(float(row[i]) for i in each)
-            for row in (policy.forward_s, policy.backward_s, policy.gather_s, policy.reduce_s, policy.step_s)
+            sum(float(getattr(of[i], what)[i]) for i in each)
+            for what in ("forward_s", "backward_s", "gather_s", "reduce_s", "step_s")
         )
-        send_s = float(policy.send_s[last - 1]) / 2
-        stages.append(
-            StageCost(forward, backward, 0.0, gather, reduce, step + policy.stage_s, send_s, send_bytes=0, peak_bytes=0)
-        )
-        states[rank] += sum(float(policy.state_bytes[i]) for i in each)
-        kept[stage] = float(sum(policy.activation_bytes[i] for i in each) + policy.sent_bytes[last - 1])
-        passing[rank] = max(passing[rank], *(float(policy.passing_bytes[i]) for i in each))
+        send_s = float(of[first].send_s[last - 1]) / 2
+        once = step + of[first].stage_s
+        stages.append(StageCost(forward, backward, 0.0, gather, reduce, once, send_s, send_bytes=0, peak_bytes=0))
+        states[rank] += sum(float(of[i].state_bytes[i]) for i in each)
+        kept[stage] = float(sum(of[i].activation_bytes[i] for i in each) + of[first].sent_bytes[last - 1])
+        passing[rank] = max(passing[rank], *(float(of[i].passing_bytes[i]) for i in each))
     fits = all(
         states[rank] + sum(n * held for n, held in zip(now, kept[rank::ranks], strict=True)) + passing[rank] <= budget
         for rank, moments in enumerate(in_flight_at_once(pipeline, micro_batches))
@@ -148,9 +149,11 @@ def test_no_interleaved_cut_is_better(seed: int, copies: int, ranks: int, virtua
     found = [cut for cut, _ in list_interleaved_cuts(degrees, costs, float("inf"))]
     for number, policy in enumerate(policies):
         cuts = [np.diff([0, *c, copies]) for c in itertools.combinations(range(1, copies), stages - 1)]
-        least = min(interleaved_by_hand(policy, tuple(cut.tolist()), ranks, micro_batches, budget) for cut in cuts)
+        least = min(
+            interleaved_by_hand([policy] * copies, tuple(cut.tolist()), ranks, micro_batches, budget) for cut in cuts
+        )
         mine = [
-            interleaved_by_hand(policy, cut, ranks, micro_batches, budget)
+            interleaved_by_hand([policy] * copies, cut, ranks, micro_batches, budget)
             for cut, mixes in found
             if mixes[0].fast == number
         ]
@@ -161,12 +164,36 @@ def test_no_interleaved_cut_is_better(seed: int, copies: int, ranks: int, virtua
     assert (find_interleaved_cut(degrees, costs, float("inf")) in found) == bool(found)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_slower_copies_make_room_in_interleaved_stages(seed: int) -> None:
+    """Every number of slower copies in each stage is the judge: the search finds numbers that fit where some do, and hardly slower ones."""
+    policies, copies, m = random_policies(seed, 8), (2, 2, 2, 2), 4
+    degrees, even = PipelineDegrees(2, 2, 4, 1, 1, m), np.array(copies)
+    full = _CopiesSearch(degrees, RangeCosts(policies, m, float("inf")), 0).num_bytes(even).max()
+    budget = float(full) * random.Random(seed).uniform(0.6, 0.98)
+    found = dict(list_interleaved_cuts(degrees, RangeCosts(policies, m, budget), float("inf")))
+    for slow in (1, 2):
+        ways = {}
+        for numbers in itertools.product(range(3), repeat=4):
+            of = [policies[slow if i >= 2 - number else 0] for number in numbers for i in range(2)]
+            ways[numbers] = interleaved_by_hand(of, copies, 2, m, budget)
+        assert ways[0, 0, 0, 0] == float("inf")
+        cuts = {
+            cut: s for cut, s in found.items() if cut[0] == copies and (cut[1][0].fast, cut[1][0].slow) == (0, slow)
+        }
+        assert bool(cuts) == (min(ways.values()) < float("inf"))
+        for (_, mixes), stages in cuts.items():
+            seconds = ways[tuple(mix.num_slow for mix in mixes)]
+            assert seconds <= 1.02 * min(ways.values())
+            assert max(closed_form_by_rank(Pipeline(2, "interleaved", copies), stages, m)) == pytest.approx(seconds)
+
+
 def test_no_copy_is_moved_where_no_move_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of 500 layers on 256 stages, nine times too large, took 12 s of moves that nothing came of."""
     (policy, *_), d = random_policies(0, 60), PipelineDegrees(4, 3, 4, 1, 1, 16)
     copies = (5,) * 12
     least = next(
-        b for b in np.arange(10.0, 1000.0, 10.0) if interleaved_by_hand(policy, copies, 4, 16, b) < float("inf")
+        b for b in np.arange(10.0, 1000.0, 10.0) if interleaved_by_hand([policy] * 60, copies, 4, 16, b) < float("inf")
     )
     assert find_interleaved_cut(d, RangeCosts([policy], 16, 1.2 * least), float("inf"))
 

@@ -1,9 +1,9 @@
 """Cut a model into stages of which every rank has several: which stage has how many copies.
 
-All copies run under one policy. A rank's stages are not neighbours, so its time and memory are sums
-over several ranges of copies, and no dynamic program over copies holds them. The search begins with equally many copies in each stage and
-moves one at a time; where there are few stages also two at a time, which leaves the places where no single move helps. Every cut of small
-models is its judge (`tests/planning/test_stage_cuts.py`).
+A rank's stages are not neighbours, so its time and memory are sums over several ranges of copies, and no dynamic program over copies
+holds them. The search begins with equally many copies in each stage, all under one policy. It moves one at a time; where there are few
+stages also two at a time, which leaves the places where no single move helps. Every cut of small models is its judge
+(`tests/planning/test_stage_cuts.py`). Or the copies stay where they are, and on ranks that lack memory some run under a slower policy.
 
 Example: 7 copies in 4 stages on 2 ranks. 2, 2, 2, 1 gives rank 0 four copies and the embedding, rank 1 three copies and the head. If the
 head takes as long as three copies, 2, 1, 3, 1 is better: five copies on rank 0, two on rank 1.
@@ -45,13 +45,21 @@ def list_interleaved_cuts(
     degrees: PipelineDegrees, costs: RangeCosts, limit: float
 ) -> list[tuple[Cut, list[StageCost]]]:
     """List the cuts that fit and may take less than `limit` seconds, with the costs of their stages: under each policy that into stages of
-    equally many copies, and the best that moves of copies lead to."""
+    equally many copies, and the best that moves of copies lead to; and where equally many do not fit, with some of them under each slower
+    policy."""
     even = np.array(even_copies(len(costs.kinds), degrees.ranks * degrees.virtual))
     costs_by_cut = {}
-    for number in range(len(costs.policies)):
-        search = _CopiesSearch(degrees, costs, number)
-        # No moves help where no cut is quick enough, or where ranks that are as full as they may be lack room.
-        if search.least_seconds() >= limit or search.most_copies(limit).sum() < len(costs.kinds):
+    searches = [_CopiesSearch(degrees, costs, number) for number in range(len(costs.policies))]
+    for number, search in enumerate(searches):
+        if search.least_seconds() >= limit:
+            continue
+        does_fit = search.num_bytes(even).max() <= costs.budget
+        for other in range(number + 1, 0 if does_fit else len(searches)):
+            if (num_slow := search.fit_by(searches[other], even)) is not None:
+                mixes = (PolicyMix(number, other, k) for k in map(int, num_slow))
+                costs_by_cut[tuple(map(int, even)), tuple(mixes)] = search.stage_costs(even, num_slow, searches[other])
+        # No moves help where ranks that are as full as they may be lack room.
+        if search.most_copies(limit).sum() < len(costs.kinds):
             continue
         for copies in (even, search.improve(even)):
             if search.num_bytes(copies).max() <= costs.budget and search.seconds(copies).max() < limit:
@@ -164,26 +172,53 @@ class _CopiesSearch:
         most: Floats = np.minimum(by_memory, by_time)
         return np.where(most < virtual, 0.0, most)
 
-    def stage_costs(self, copies: Ints) -> list[StageCost]:
-        """Return the seconds of each stage of one cut, without waits for the host."""
+    def stage_costs(self, copies: Ints, num_slow: Ints | int = 0, slow: _CopiesSearch | None = None) -> list[StageCost]:
+        """Return the seconds of each stage of one cut, without waits for the host. `num_slow`, `slow`: as of `num_bytes`."""
         ends = np.cumsum(copies)
-        times = (self.times[:, ends] - self.times[:, ends - copies]).T
+        middles, other = ends - num_slow, slow or self
+        times = (
+            self.times[:, middles] - self.times[:, ends - copies] + other.times[:, ends] - other.times[:, middles]
+        ).T
         sends = self.policy.send_s[ends - 1] / 2
         return [
             StageCost(f, b, 0.0, first, last, step + self.policy.stage_s, send, send_bytes=0, peak_bytes=0)
             for (f, b, first, last, step), send in zip(times.tolist(), sends.tolist(), strict=True)
         ]
 
-    def num_bytes(self, copies: Ints) -> Floats:
-        """[..., ranks] bytes of a rank's stages: their states, what they keep at the fullest moment, and the highest passing moment."""
+    def num_bytes(self, copies: Ints, num_slow: Ints | int = 0, slow: _CopiesSearch | None = None) -> Floats:
+        """[..., ranks] bytes of a rank's stages: their states, what they keep at the fullest moment, and the highest passing moment.
+
+        The last `num_slow` [..., stages] copies run under the policy of `slow`."""
         ends = np.cumsum(copies, axis=-1)
-        states, activations = self.memory[:, ends] - self.memory[:, ends - copies]
+        begins, middles, other = ends - copies, ends - num_slow, slow or self
+        states, activations = (
+            self.memory[:, middles] - self.memory[:, begins] + other.memory[:, ends] - other.memory[:, middles]
+        )
         kept = self._of_ranks(activations + self.policy.sent_bytes[ends - 1]).T  # [rank, stage of the rank, ...]
         held = (self.in_flight @ kept.reshape(*kept.shape[:2], -1)).max(axis=1).T
         # A rank runs one pass at a time, so the highest passing moment of its stages counts once, and what they hold all.
-        passing = self._of_ranks(self.passing.of(ends - copies, ends)).max(axis=-2)
-        num_bytes: Floats = self._of_ranks(states).sum(axis=-2) + held.reshape(passing.shape) + passing
+        passing = np.maximum(self.passing.of(begins, middles), other.passing.of(middles, ends))
+        highest = self._of_ranks(passing).max(axis=-2)
+        num_bytes: Floats = self._of_ranks(states).sum(axis=-2) + held.reshape(highest.shape) + highest
         return num_bytes
+
+    def fit_by(self, slow: _CopiesSearch, copies: Ints) -> Ints | None:
+        """Return how many copies of each stage run under the policy of `slow`, so that all ranks fit; None if not all do.
+
+        A rank that is over the budget gives one copy after the other, of that stage where it saves most: what a copy takes longer does not
+        depend on the stage."""
+        num_slow, stages = np.zeros_like(copies), np.arange(len(copies))
+        ranks = stages % self.degrees.ranks
+        while (over := self.num_bytes(copies, num_slow, slow) > self.budget).any():
+            may = stages[over[ranks] & (num_slow < copies)]
+            if set(ranks[may]) != set(np.flatnonzero(over)):
+                return None
+            # A row has one copy more of one stage, and what its rank then holds.
+            more = num_slow + np.eye(len(copies), dtype=np.int64)[may]
+            held = self.num_bytes(np.broadcast_to(copies, more.shape), more, slow)[np.arange(len(may)), ranks[may]]
+            for rank in np.flatnonzero(over):
+                num_slow[may[np.where(ranks[may] == rank, held, np.inf).argmin()]] += 1
+        return num_slow
 
 
 class _RangeMaximum:
@@ -200,7 +235,9 @@ class _RangeMaximum:
         self.rows = np.array(rows)
 
     def of(self, begins: Ints, ends: Ints) -> Floats:
-        """Return the maxima of the ranges from `begins` up to `ends`, none of which is empty."""
-        k = np.frexp((ends - begins).astype(float))[1] - 1
-        maxima: Floats = np.maximum(self.rows[k, begins], self.rows[k, ends - 2**k])
-        return maxima
+        """Return the maxima of the ranges from `begins` up to `ends`; 0 of those that are empty."""
+        lengths = np.maximum(1, ends - begins)
+        k = np.frexp(lengths.astype(float))[1] - 1
+        first = np.minimum(begins, self.rows.shape[1] - 1)
+        maxima: Floats = np.maximum(self.rows[k, first], self.rows[k, first + lengths - 2**k])
+        return np.where(ends > begins, maxima, 0.0)
