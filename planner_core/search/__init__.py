@@ -17,6 +17,7 @@ from planner_core.search.budget.memory_fit import (
     exceeds_budget_by_far,
     fit_simulated_memory,
     infeasible_answer,
+    least_sum_peak,
     no_plan_fits,
     rough_plan_fits,
     simulated_peak,

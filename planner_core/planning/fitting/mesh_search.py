@@ -45,6 +45,7 @@ from planner_core.search import (
     check_bound,
     describe_gap,
     exceeds_budget_by_far,
+    least_sum_peak,
     memory_bytes,
     no_plan_fits,
     objective_value,
@@ -64,14 +65,20 @@ WIDE = 0.01
 """A gap from which on plans that recompute all blocks alike are looked at too, also where no proof is asked for."""
 
 
+MOST_IN_VAIN = 4
+"""Meshes that are searched in vain before others are searched only if their plan of the least sum fits, or needs less. A proof searches
+all."""
+
+
 @dataclass(slots=True)
 class SearchedMeshes:
     """What a search of meshes found so far. `best`: the best answer that fits. `least`: that of least memory. `bound`: of all plans, or of
-    those on the meshes that were searched where the others need no bound."""
+    those on the meshes that were searched where the others need no bound. `number`: of the meshes that were searched."""
 
     best: MeshAnswer | None = None
     least: MeshAnswer | None = None
     bound: float = math.inf
+    number: int = 0
 
     def add(self, found: MeshAnswer) -> None:
         """Take an answer into account."""
@@ -82,7 +89,7 @@ class SearchedMeshes:
             self.best is None or is_clearly_less(answer.value, self.best.answer.value)
         ):
             self.best = found
-        self.bound = min(self.bound, answer.bound)
+        self.bound, self.number = min(self.bound, answer.bound), self.number + 1
 
 
 class MeshSearch(Protocol):
@@ -163,24 +170,46 @@ def _search_in_order(
             and exceeds_budget_by_far(problem, planner.budget)
         ):
             continue
-        # The least of all bounds is asked for. The first meshes have the lowest bounds, so most later ones need no search.
-        if rough.bound > known:
-            if bounded:
-                highest, gap = min(found.bound, rough.bound), planner.effort.gap
-                found.bound = bound_of_walk(problem, planner.budget, objective, highest, rough.prices, open_gap=gap)
+        unsearched = _bound_without_search(planner, rough, objective, known, found, bounded=bounded)
+        if unsearched is not None:
+            found.bound = unsearched
             continue
-        # Meshes of one bound have one layout in common. A bound that holds by the walk tells that they are no better, for a third of what
-        # their search takes. Example: Llama-3.1-405B on 1 024 GPUs has six such meshes.
-        if best is not None and bounded and problem.make_at_least is not None and problem.unrestricted is None:
-            of_walk = bound_of_walk(problem, planner.budget, objective, rough.within, rough.prices, known)
-            if of_walk > known:
-                found.bound = min(found.bound, of_walk)
-                continue
         say(Sentence("search on ", problem.model.mesh.term))
         prices = best.answer.prices if best else rough.prices
         limits = SearchLimits(known, progress_callback(say, problem), prove=prove, prices=prices)
         found.add(MeshAnswer(planner.solve(problem, objective, limits, rough.rough), problem))
     return found
+
+
+def _bound_without_search(
+    planner: Planner, rough: RoughSearch, objective: str, known: float, found: SearchedMeshes, *, bounded: bool
+) -> float | None:
+    """Return the bound of `found` with all plans of a problem that is not searched; None if it is, for a plan below the value `known`.
+
+    `bounded`: whether a bound is asked for.
+    """
+    problem, budget = rough.problem, planner.budget
+    # The least of all bounds is asked for. The first meshes have the lowest bounds, so most later ones need no search.
+    above = rough.bound if rough.bound > known else None
+    # Meshes of one bound have one layout in common. A bound that holds by the walk tells that they are no better, for a third of what
+    # their search takes. Example: Llama-3.1-405B on 1 024 GPUs has six such meshes.
+    is_whole = problem.make_at_least is not None and problem.unrestricted is None
+    if above is None and found.best is not None and bounded and is_whole:
+        of_walk = bound_of_walk(problem, budget, objective, rough.within, rough.prices, known)
+        return min(found.bound, of_walk) if of_walk > known else None
+    # Sums do not hold the buffers of gathered weights, so a mesh of which no plan fits may look promising. Example: with one micro-batch 26
+    # of 27 meshes of Llama-3.1-405B on 100 000 GPUs. Their plans of the least memory hold 79 to 101 GB, and sums 51 to 60.
+    in_vain = found.best is None and found.number >= MOST_IN_VAIN and planner.effort is not THOROUGH
+    if above is None and in_vain and found.least is not None:
+        if least_sum_peak(problem, planner.graph, budget, objective) < max(budget, found.least.answer.least_memory):
+            return None
+        if no_plan_fits(problem, budget):
+            return found.bound
+        above = rough.within
+    if above is None or not bounded:
+        return None if above is None else found.bound
+    highest, gap = min(found.bound, above), planner.effort.gap
+    return bound_of_walk(problem, budget, objective, highest, rough.prices, open_gap=gap)
 
 
 def _best_without_gathers(
@@ -373,7 +402,7 @@ def rank_by_bound(
     best, prices = min([below, *fit]), (0.0, 0.0)
     for problem in sorted(near, key=lambda p: _round_for_order(rough_bound(p, objective))):
         if is_clearly_less(best, bound := rough_bound(problem, objective)):
-            searches.append((False, bound, RoughSearch(problem, bound=bound)))
+            searches.append((False, bound, RoughSearch(problem, bound=bound, within=bound)))
             continue
         limits = SearchLimits(best, progress_callback(say, problem), prove=False, bound_only=True, prices=prices)
         answer = search_within_budget(problem, objective=objective, budget=budget, limits=limits)

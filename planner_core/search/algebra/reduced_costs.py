@@ -221,17 +221,19 @@ class _Network:
 
 
 def _absorb_smaller(tables: Sequence[Table]) -> list[Table]:
-    """Return the tables with their variables in one order, each added to one that has all of its variables, where there is one."""
+    """Return the tables with their variables in one order, each added to the first that has all of its variables, where there is one."""
     merged: list[Table] = []
+    having: dict[str, set[int]] = {}
     for names, table in sorted(tables, key=lambda t: -len(t[0])):
         order = sorted(range(len(names)), key=names.__getitem__)
         ordered = tuple(names[k] for k in order)
-        for k, (larger, total) in enumerate(merged):
-            if set(names) <= set(larger):
-                shape = [n if v in names else 1 for v, n in zip(larger, total.shape, strict=True)]
-                merged[k] = larger, total + table.transpose(order).reshape(shape)
-                break
+        if (k := min(_tables_with(names, having, len(merged)), default=None)) is not None:
+            larger, total = merged[k]
+            shape = [n if v in names else 1 for v, n in zip(larger, total.shape, strict=True)]
+            merged[k] = larger, total + table.transpose(order).reshape(shape)
         else:
+            for v in names:
+                having.setdefault(v, set()).add(len(merged))
             merged.append((ordered, table.transpose(order)))
     return merged
 
@@ -240,11 +242,20 @@ def _find_separators(scopes: Sequence[Scope]) -> list[tuple[Scope, list[int]]]:
     """Return what tables share: each variable that stands in several of them, and each set of variables that two have in common; with
     the numbers of the tables that have it. The largest come last."""
     shared: set[Scope] = {(v,) for scope in scopes for v in scope}
+    having: dict[str, set[int]] = {}
     for k, scope in enumerate(scopes):
-        shared.update(tuple(v for v in scope if v in other) for other in scopes[:k])
-    ordered = sorted(shared - {()}, key=lambda s: (len(s), s))
-    members = [(s, [k for k, scope in enumerate(scopes) if set(s) <= set(scope)]) for s in ordered]
+        neighbours = set[int]().union(*(having.get(v, ()) for v in scope))
+        shared.update(tuple(v for v in scope if v in scopes[j]) for j in neighbours)
+        for v in scope:
+            having.setdefault(v, set()).add(k)
+    ordered = sorted(shared, key=lambda s: (len(s), s))
+    members = [(s, sorted(_tables_with(s, having, len(scopes)))) for s in ordered]
     return [(s, numbers) for s, numbers in members if len(numbers) > 1]
+
+
+def _tables_with(names: Scope, having: Mapping[str, set[int]], count: int) -> set[int]:
+    """Return which of `count` tables have all variables of a scope. `having`: the tables of each variable."""
+    return set.intersection(*(having.get(v, set()) for v in names)) if names else set(range(count))
 
 
 def _min_marginal(table: Table, scope: Scope) -> Floats:

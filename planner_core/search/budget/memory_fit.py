@@ -125,6 +125,12 @@ def rough_plan_fits(problem: Problem, graph: Graph, budget: float, objective: st
     return plan is not None and simulated_peak(problem, graph, plan, budget) <= budget
 
 
+def least_sum_peak(problem: Problem, graph: Graph, budget: float, objective: str) -> float:
+    """Return the simulated peak of an assignment of nearly the least sum, bytes per GPU; infinite if there is no assignment."""
+    assignment = _solve_near_least_memory(problem, objective)
+    return simulated_peak(problem, graph, assignment, budget) if assignment else float("inf")
+
+
 def fit_simulated_memory(
     problem: Problem, graph: Graph, budget: float, objective: str, limits: SearchLimits = TO_THE_END
 ) -> Answer:
