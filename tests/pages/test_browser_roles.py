@@ -57,7 +57,9 @@ def rows(visit: Visit) -> list[str]:
 def row_of(visit: Visit, what: str) -> list[str]:
     """The name and the bold figures of the row whose small words contain `what`: step, bytes sent, memory."""
     row = visit.page.locator(".plans tbody tr", has=visit.page.locator("small", has_text=what)).first
-    return [row.locator("button").inner_text(), *row.locator("strong").all_inner_texts()]
+    # A unit that a whole column shares stands in its head.
+    written = "es => es.map(e => [e.innerText, e.dataset.unit].filter(Boolean).join(' '))"
+    return [row.locator("button").inner_text(), *row.locator("strong").evaluate_all(written)]
 
 
 def figures(plan: Plan) -> list[str]:
