@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from planner_core.core import NoPlanFits, Note, NoteKind, Plan
-from planner_core.planning import FIRST_PASSES, Request, add_stages, plan_model
+from planner_core.planning import FIRST_PASSES, Request, Result, add_stages, plan_model
 from planner_core.planning.analysis.reporting import first_plan_text, plan_report, text
-from planner_core.planning.pipeline import PASSES
+from planner_core.planning.pipeline import PASSES, Pass
 from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.stages import STAGES_PLAN_NAME, answer
 from planner_core.planning.stages.degrees import FIRST_SEARCH, WHOLE_SEARCH
@@ -29,40 +31,53 @@ SLOW = Request(
 ANY_GAIN = (replace(FIRST_SEARCH[0], least_gain=1.0),)
 
 
-def test_the_first_plan_has_stages_where_they_are_much_quicker() -> None:
-    """The first plan of Llama-3-70B on 8 nodes with 12.5 GB/s took 27.9 s, and 5.75 s once stages had been searched."""
+@pytest.fixture(scope="module")
+def much_quicker() -> tuple[Plan, Plan, list[Planner | None]]:
+    """The first plan that is shown, the chosen plan of one stage, and the planners whose graphs served for stages."""
     shown: list[Plan] = []
-    plan_model(MUCH_QUICKER, show_first=shown.append, passes={})
-    (first,) = shown
-    assert first.pipeline is not None and first.fits
-    said = first_plan_text(first, MUCH_QUICKER)
-    assert re.match(r"first plan: \d x \(", said) and "where the best plan of one stage takes" in said
-    assert said.endswith("and stages follow")
-
-
-def test_stages_of_the_first_plan_share_the_graphs_of_its_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A T5 of 2 x 1 001 layers was captured a second time for them, which took 5 s before its first plan."""
     earlier: list[Planner | None] = []
 
     def prepare(*args: Any, like: Planner | None = None, **options: Any) -> Planner:
         earlier.append(like)
         return prepare_planner(*args, like=like, **options)
 
-    monkeypatch.setattr(answer, "prepare_planner", prepare)
-    plan_model(MUCH_QUICKER, show_first=lambda plan: None, passes={})
+    with mock.patch.object(answer, "prepare_planner", prepare):
+        (chosen,) = plan_model(MUCH_QUICKER, show_first=shown.append, passes={}).plans
+    (first,) = shown
+    return first, chosen, earlier
+
+
+def test_the_first_plan_has_stages_where_they_are_much_quicker(much_quicker: tuple[Plan, Plan, list[Any]]) -> None:
+    """The first plan of Llama-3-70B on 8 nodes with 12.5 GB/s took 27.9 s, and 5.75 s once stages had been searched."""
+    first, _, earlier = much_quicker
+    assert first.pipeline is not None and first.fits
+    said = first_plan_text(first, MUCH_QUICKER)
+    assert re.match(r"first plan: \d x \(", said) and "where the best plan of one stage takes" in said
+    assert said.endswith("and stages follow")
+    # A T5 of 2 x 1 001 layers was captured a second time for its stages, which took 5 s before its first plan.
     assert earlier and None not in earlier
 
 
-def test_the_answer_before_the_whole_search_recommends_stages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "FIRST_SEARCH", ANY_GAIN)
-    first = plan_model(SLOW, passes={name: FIRST_PASSES[name] for name in ("trade-offs", "first stages")})
+@pytest.fixture(scope="module")
+def answers() -> tuple[Result, Result]:
+    """The answer before the whole search, and that after it."""
+    with mock.patch.object(answer, "FIRST_SEARCH", ANY_GAIN):
+        first = plan_model(SLOW, passes={name: FIRST_PASSES[name] for name in ("trade-offs", "first stages")})
+        return first, add_stages(first)
+
+
+def test_the_answer_before_the_whole_search_recommends_stages(answers: tuple[Result, Result]) -> None:
+    first, whole = answers
     assert first.staged is not None and first.staged is first.plans[-1]
     assert first.staged.name == first.choice.fastest
     assert first.reasons["first stages"] == "stages are much quicker" and "stages" not in first.reasons
-    whole = add_stages(first)
     assert whole.staged is not None and whole.staged.cost.step_time_s <= first.staged.cost.step_time_s
     assert [p.name for p in whole.plans].count(STAGES_PLAN_NAME) == 1 and "first stages" not in whole.reasons
-    # The page's answer and that of the command line are one.
+
+
+@pytest.mark.slow  # pages/test_one_answer.py shows it of a smaller request
+def test_the_answer_of_the_page_and_that_of_the_command_line_are_one(answers: tuple[Result, Result]) -> None:
+    _, whole = answers
     straight = plan_model(SLOW, passes={name: PASSES[name] for name in ("trade-offs", "stages")})
     assert [(p.name, p.cost, p.notes) for p in straight.plans] == [(p.name, p.cost, p.notes) for p in whole.plans]
     assert straight.reasons == whole.reasons
@@ -90,28 +105,43 @@ def test_the_whole_search_begins_as_the_first_one() -> None:
     assert WHOLE_SEARCH[-1].least_gain == 1 and not WHOLE_SEARCH[-1].samples
 
 
-def test_stages_that_fit_a_budget_are_the_answer_where_no_plan_of_one_stage_fits() -> None:
-    """`--for megatron --memory-gb 20` was refused, where two stages fit; a budget that stages do not fit either says what they take."""
-    asked = Request("llama-3-70b", cluster="2x8-h100", batch=16, seq=1024, layers=8, tool="megatron", accumulate=None)
-    asked = replace(asked, recompute="full", memory_gb=12)
-    for passes in (PASSES, FIRST_PASSES):
-        result = plan_model(asked, passes=passes)
-        assert result.staged is not None and result.recommended is result.staged and result.staged.fits
-        assert result.staged.cost.memory_bytes["peak"] <= 12e9 < result.best.cost.memory_bytes["peak"]
-        assert not result.best.fits and result.reasons == {"stages": "stages are quicker"}
-        assert plan_report(result)["choice"]["recommended"] == STAGES_PLAN_NAME and text(result)
+LITTLE = Request(
+    "llama-3-70b",
+    cluster="2x8-h100",
+    batch=16,
+    seq=1024,
+    layers=8,
+    tool="megatron",
+    accumulate=None,
+    recompute="full",
+    memory_gb=12,
+)
+
+
+@pytest.mark.parametrize("passes", [FIRST_PASSES, pytest.param(PASSES, marks=pytest.mark.slow)], ids=["page", "whole"])
+def test_stages_that_fit_a_budget_are_the_answer_where_no_plan_of_one_stage_fits(passes: Mapping[str, Pass]) -> None:
+    """`--for megatron --memory-gb 20` was refused, where two stages fit."""
+    result = plan_model(LITTLE, passes=passes)
+    assert result.staged is not None and result.recommended is result.staged and result.staged.fits
+    assert result.staged.cost.memory_bytes["peak"] <= 12e9 < result.best.cost.memory_bytes["peak"]
+    assert not result.best.fits and result.reasons == {"stages": "stages are quicker"}
+    assert plan_report(result)["choice"]["recommended"] == STAGES_PLAN_NAME and text(result)
+
+
+def test_a_budget_that_stages_do_not_fit_either_says_what_they_take() -> None:
     with pytest.raises(
         NoPlanFits, match=r"no plan with stages that fits was found; .* stages of .* take .* GiB, where"
     ):
-        plan_model(replace(asked, memory_gb=4))
+        plan_model(replace(LITTLE, memory_gb=4))
 
 
-def test_a_narrowed_plan_is_shown_before_stages_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrowed_plan_is_shown_before_stages_are_looked_for(
+    much_quicker: tuple[Plan, Plan, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A network that gave up states bounds no cut. Zamba2 was captured and searched for one sample, 1.1 s, and no stages were found."""
     asked: list[Plan] = []
     monkeypatch.setattr(answer, "_find_staged_plan", lambda request, plan, *args: asked.append(plan))
-    (plan,) = plan_model(MUCH_QUICKER, passes={}).plans
-    asked.clear()
+    _, plan, _ = much_quicker
     narrowed = replace(plan, notes=(Note("not proven: plans were left out", NoteKind.SCOPE),))
     for one in (plan, narrowed, replace(narrowed, fits=False)):
         answer.find_first_staged_plan(MUCH_QUICKER, one)

@@ -239,7 +239,9 @@ def test_a_lower_bound_of_a_larger_space_replaces_the_gap_and_no_other_note() ->
         ("exact", "communication", "least communication time with its micro-batches and recomputation"),
         ("exact", "time", "best there is"),
     ],
+    ids=["taps", "alpa", "tap", "communication", "time"],
 )
+@pytest.mark.slow(only=("tap", "communication"))
 def test_a_gap_says_what_its_bound_is_the_least_of(method: str, objective: str, least: str) -> None:
     """Of Alpa-like was said "at most 0.29 % above the least communication time possible" beside rows with much less of it; and of TAPS
     "the best there is", if the plan was one that the free choice of recomputation had missed."""
