@@ -95,7 +95,7 @@ def limited(model_type: str, cls: str, answers: bool) -> dict[str, Any]:
 
 
 def _measure(model_type: str, cls: str, answers: bool, tell: Any) -> None:
-    from planner_core.core import UNPROVEN, PlannerError, load_cluster
+    from planner_core.core import UNPROVEN_KINDS, PlannerError, load_cluster
     from planner_core.planning import Request, plan_model, prepare_planner
     from planner_core.planning.analysis import plan_report, simulate_steps
 
@@ -115,7 +115,7 @@ def _measure(model_type: str, cls: str, answers: bool, tell: Any) -> None:
             return round(time.process_time() - start, 2)
 
         def show(first: Any) -> None:
-            unproven = [str(note.sentence) for note in first.notes if note.kind in UNPROVEN and first.fits]
+            unproven = [str(note.sentence) for note in first.notes if note.kind in UNPROVEN_KINDS and first.fits]
             tell(
                 first_s=seconds(),
                 first_mb=peak_mb(),

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from explorer.text import words
 from planner_core.core import BlockLabel, Plan, Shard
+from planner_core.cost import Bools, Ints
 from planner_core.search.candidates import Candidates
 
 PLACEMENTS = ("R", "S(0)", "S(1)")
-BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class CandidateMarks:
     x_ms: NDArray[np.float32]
     y_gib: NDArray[np.float32]
     first: NDArray[np.int32]
-    count: NDArray[np.int64]
+    count: Ints
 
 
-def can_run(block: Candidates) -> BoolArray:
+def can_run(block: Candidates) -> Bools:
     """Mark the candidates that split evenly: the others have no cost."""
     return np.isfinite(block.comm_s) & np.isfinite(block.memory_bytes)
 
@@ -45,7 +45,7 @@ def group_by_cost(block: Candidates) -> CandidateMarks:
     return CandidateMarks(points[0, first], points[1, first], index[first].astype(np.int32), count)
 
 
-def find_equal_cost(block: Candidates, index: int) -> NDArray[np.int64]:
+def find_equal_cost(block: Candidates, index: int) -> Ints:
     """Return the candidates whose cost is drawn at the same point as that of `index`."""
     x, y = block.model_comm_s.astype(np.float32), block.model_memory_bytes.astype(np.float32)
     return np.flatnonzero((x == x[index]) & (y == y[index]))

@@ -10,7 +10,7 @@ from explorer.analysis.candidate_marks import PLACEMENTS
 from explorer.text import recipe
 from explorer.text.tables import Row
 from planner_core import __version__
-from planner_core.core import UNPROVEN, USUAL_STACK, Plan
+from planner_core.core import UNPROVEN_KINDS, USUAL_STACK, Plan
 from planner_core.cost import attentions_by_kernel, workload_of, zero_stage
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import METHODS, Result, stage_trace
@@ -163,7 +163,7 @@ class ComparedMethod:
         """Why its plan is not proven the best of its space; empty where it is."""
         if self.plan is None or self.plan.optimal:
             return ""
-        return ", ".join(note.sentence for note in self.plan.notes if note.kind in UNPROVEN)
+        return ", ".join(note.sentence for note in self.plan.notes if note.kind in UNPROVEN_KINDS)
 
 
 def compare_methods(results: Mapping[str, Result | str], sizes: Mapping[str, float]) -> list[ComparedMethod]:

@@ -15,7 +15,8 @@ import numpy as np
 from explorer.figures.palette import COMMUNICATION, Theme, device_colour
 from explorer.text import units
 from planner_core.core import PHASES, Cluster, Plan
-from planner_core.cost.communication import Floats, bytes_between_gpus
+from planner_core.cost import Floats
+from planner_core.cost.communication import bytes_between_gpus
 
 MAX_GPUS = 16
 NODE_W, NODE_H, GPU, GAP, PER_ROW, NODE_GAP, ROW_H = 300, 183, 28, 7, 4, 24, 213

@@ -101,8 +101,11 @@ from planner_core.cost.step_messages import (
 )
 from planner_core.cost.step_time import (
     NUM_COMPONENTS,
+    Bools,
     Component,
     CostVector,
+    Floats,
+    Ints,
     Shares,
     StepTime,
     chunk_waits,

@@ -6,9 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
-import numpy as np
-from numpy.typing import NDArray
-
 from planner_core.core import (
     ITEM_BYTES,
     ONE_RANK,
@@ -29,7 +26,6 @@ from planner_core.cost.communication.links import whole_mesh as whole_mesh
 from planner_core.cost.step_time import StepTime
 from planner_core.ops import Row
 
-Array = NDArray[np.float64]
 LATE = "late"
 SMALL_BYTES = 2**17
 """Bytes of the gradients of a unit that are too few for a message of their own."""

@@ -30,7 +30,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+# The arrays of the cost model, the search and the pipeline: seconds and bytes, numbers of states, what can be.
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 class Component(IntEnum):

@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.cost import NUM_COMPONENTS, Component, Shares
+from planner_core.cost import NUM_COMPONENTS, Component, Floats, Shares
 from planner_core.search.algebra.bucket_tree import BucketTree
-from planner_core.search.algebra.elimination import Floats, Table
+from planner_core.search.algebra.elimination import Table
 from planner_core.search.algebra.pareto_points import PointAllowance, TooManyPoints
 from planner_core.search.network.folded import Problem
 from planner_core.search.network.search_cache import Assignment, Copy, SearchCache

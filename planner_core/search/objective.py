@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.cost import Component, Shares, StepTime
+from planner_core.cost import Component, Floats, Shares, StepTime
 from planner_core.search.network.search_cache import TIE as TIE
-from planner_core.search.network.states import Floats
 
 OBJECTIVES = ("time", "communication")
 EVEN_SHARES = Shares()

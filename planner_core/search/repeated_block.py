@@ -26,12 +26,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner_core.cost import Component
+from planner_core.cost import Component, Floats, Ints
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.distinct import sorted_distinct
-from planner_core.search.algebra.elimination import Floats, Table
+from planner_core.search.algebra.elimination import Table
 from planner_core.search.algebra.minplus import MinPlusPower, min_plus_power, min_plus_product
 from planner_core.search.network.factors import tensor_name
 from planner_core.search.network.folded import CompiledNetwork, Problem
@@ -99,7 +98,7 @@ def in_chain_states(table: Floats, axes: Boundary, compiled: CompiledNetwork) ->
     return matrix
 
 
-def chain_states(axes: Boundary, compiled: CompiledNetwork) -> NDArray[np.int64]:
+def chain_states(axes: Boundary, compiled: CompiledNetwork) -> Ints:
     """Return the states that are alive at the entry or at the exit, in the network's numbering: of the tensor that links copies, or, of a
     run of one copy, of two tensors whose numbers need not mean the same."""
     entry_states, exit_states = compiled.alive[axes.entry], compiled.alive[axes.exit]
@@ -197,7 +196,7 @@ class Chain:
         return not self.boundary.entry
 
     @cached_property
-    def states(self) -> NDArray[np.int64]:
+    def states(self) -> Ints:
         """The states of the tensor that links the copies: see `chain_states`."""
         return chain_states(self.boundary, self.compiled)
 
@@ -332,7 +331,7 @@ class Chain:
         return tuple(v for v in top if len(self.problem.top.alive[v]) > 1)
 
     @cached_property
-    def top_entries(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    def top_entries(self) -> tuple[tuple[str, ...], Ints]:
         """The top variables that the run touches, and for each entry of a table over them (flat) the entry of `lower_bounds` (flat).
         It is -1 where the run cannot take a state."""
         shape = self.lower_bounds.shape

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner_core.core import Block, P, Placement, R, Shard
-from planner_core.cost import Component, CostVector
+from planner_core.cost import Bools, Component, CostVector, Floats
 from planner_core.ops import CoarseGraph
 from planner_core.search.algebra.elimination import eliminate
 from planner_core.search.algebra.elimination_order import TooWide
@@ -49,7 +49,7 @@ from planner_core.search.network.folded import (
     with_elimination_order,
 )
 from planner_core.search.network.search_cache import Answer
-from planner_core.search.network.states import NO_STAGE, Bools, Floats, TensorStates, WeightState
+from planner_core.search.network.states import NO_STAGE, TensorStates, WeightState
 from planner_core.search.objective import EVEN_SHARES
 from planner_core.search.units.dual_shares import best_shares
 from planner_core.search.units.tables import weighted_tables

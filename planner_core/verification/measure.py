@@ -80,7 +80,7 @@ def _time_collectives(device: torch.device, ranks: int, sizes: tuple[int, ...]) 
 def _time_one_rank(device: torch.device, shapes: tuple[tuple[int, int, int], ...]) -> dict[str, Any]:
     """Time products and a copy on one rank, the host's time to issue one, and read the size of the memory."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    clock = GpuClock() if device.type == "cuda" else Clock()
+    clock = GpuClock() if device.type == "cuda" else CpuClock()
     products = []
     for m, n, k in shapes:
         a, b = torch.randn(m, k, device=device, dtype=dtype), torch.randn(k, n, device=device, dtype=dtype)
@@ -101,7 +101,7 @@ def _time_one_rank(device: torch.device, shapes: tuple[tuple[int, int, int], ...
     }
 
 
-class Clock:
+class CpuClock:
     """Time calls on a CPU, which are finished when they return."""
 
     def kernels(self, run: Callable[[], Any], times: int) -> float:
@@ -120,7 +120,7 @@ class Clock:
         return (time.perf_counter() - start) / times
 
 
-class GpuClock(Clock):
+class GpuClock(CpuClock):
     """Time kernels by events around the replay of a CUDA graph: the host launches it once, so kernel times contain no launches."""
 
     def kernels(self, run: Callable[[], Any], times: int) -> float:
@@ -151,7 +151,7 @@ class GpuClock(Clock):
         return seconds
 
 
-def kernel_seconds(run: Callable[[], Any], clock: Clock) -> float:
+def kernel_seconds(run: Callable[[], Any], clock: CpuClock) -> float:
     """Return seconds of one run on the device: the median of several replays, each of as many runs as fit into LEAST_S."""
     times = _num_runs(clock.kernels(run, 2))
     return sorted(clock.kernels(run, times) for _ in range(REPLAYS))[REPLAYS // 2]

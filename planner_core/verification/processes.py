@@ -25,7 +25,7 @@ import torch.multiprocessing as mp
 
 from planner_core.core import VerificationFailed
 
-Work = Callable[..., Any]
+RankFunction = Callable[..., Any]
 """A function that every rank calls. It must be importable by name and return plain data."""
 
 PRELOADED: tuple[str, ...] = (
@@ -43,7 +43,7 @@ TOLD = "told.txt"
 
 
 def run_ranks(
-    work: Work,
+    work: RankFunction,
     num_ranks: int,
     args: tuple[Any, ...] = (),
     *,
@@ -89,7 +89,7 @@ _PREPARED = spawn.get_preparation_data
 
 
 @contextmanager
-def _not_running_main(work: Work, args: tuple[Any, ...]) -> Iterator[None]:
+def _not_running_main(work: RankFunction, args: tuple[Any, ...]) -> Iterator[None]:
     """Start processes that do not run the user's main script.
 
     `multiprocessing` runs it in each child, so a script without `if __name__ == "__main__":` would start ranks that start ranks.
@@ -178,7 +178,13 @@ def find_cause(failures: Iterable[RankFailure], num_ranks: int) -> RankFailed:
 
 
 def _run_rank(
-    folder: str, rank: int, num_ranks: int, backend: str | None, work: Work, args: tuple[Any, ...], is_heard: bool
+    folder: str,
+    rank: int,
+    num_ranks: int,
+    backend: str | None,
+    work: RankFunction,
+    args: tuple[Any, ...],
+    is_heard: bool,
 ) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux: die with the parent, whatever kills it
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))

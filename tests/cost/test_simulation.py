@@ -18,11 +18,11 @@ from tests.support.plans import planned
 MS = 1e-3
 
 
-class Clock(simulation.Clock):
+class Clock(simulation.SimulatedRank):
     """Units that compute as long, and stages that send as long, as the test says."""
 
     def __init__(self, contention: float, forward_s: float, backward_s: float) -> None:
-        super(simulation.Clock, self).__init__()
+        super(simulation.SimulatedRank, self).__init__()
         self.now = self.free = 0.0
         self.ends, self.sending, self.pending = {}, [], []  # type: ignore[assignment]
         self.seconds = {"forward": forward_s, "backward": backward_s}
@@ -144,7 +144,7 @@ def test_no_step_is_shorter_than_its_compute_or_longer_than_all_work_one_after_t
         assert seconds < (c.compute_time_s + c.optimizer_time_s + c.comm_time_s) * 1.001
 
 
-class Log(simulation.Clock):
+class Log(simulation.SimulatedRank):
     """Simulates every micro-batch, and keeps when each message of weights is sent."""
 
     def step(self, units: Sequence[ScheduledUnit], micro_batches: int) -> None:

@@ -357,7 +357,7 @@ def test_a_kernel_is_timed_without_the_host_that_issues_it(monkeypatch: pytest.M
     clock = measure.GpuClock()
     assert measure.kernel_seconds(gpu.kernel, clock) == pytest.approx(gpu.KERNEL, rel=1e-6)
     assert clock.issued(gpu.kernel, 50) == pytest.approx(gpu.LAUNCH)
-    waited = measure.Clock()  # as it was timed: from the call until the host has waited
+    waited = measure.CpuClock()  # as it was timed: from the call until the host has waited
     start = gpu.host
     gpu.kernel()
     gpu.torch().cuda.synchronize()

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from planner_core.cost import Floats
 from planner_core.search.algebra import reduced_costs
-from planner_core.search.algebra.elimination import Floats, Table, eliminate
+from planner_core.search.algebra.elimination import Table, eliminate
 from planner_core.search.algebra.reduced_costs import eliminate_possible, least_cost_bound, possible_states
 
 

@@ -9,19 +9,17 @@ from __future__ import annotations
 import html
 
 import numpy as np
-from numpy.typing import NDArray
 
 from explorer.figures.svg_tensors import svg
 from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.pictures import block
 from explorer.text import units
+from planner_core.cost import Floats
 
 INSTRUCTIONS = "Drag a cut onto a matrix, or click both in turn. With keys: Tab to a matrix, then the arrow keys."
 
 
-def draw_builder(
-    case: ArrangedBlock, cost_words: str, seconds: NDArray[np.float64], memory: NDArray[np.float64]
-) -> str:
+def draw_builder(case: ArrangedBlock, cost_words: str, seconds: Floats, memory: Floats) -> str:
     """Return the picture with its cuts. `cost_words` say what the choice shown costs; `seconds` and `memory` [choices] are those of all
     choices, the first weight's the slowest to change; a choice that cannot run is infinite."""
     cuts = "".join(_cut_button(letter, case.devices) for letter in block.CUTS)
@@ -36,7 +34,7 @@ def draw_builder(
     )
 
 
-def _numbers(values: NDArray[np.float64]) -> str:
+def _numbers(values: Floats) -> str:
     """Write whole numbers, empty where a choice cannot run."""
     return ",".join(f"{v:.0f}" if np.isfinite(v) else "" for v in values)
 

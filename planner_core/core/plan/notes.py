@@ -58,7 +58,7 @@ class NoteKind(Enum):
     """Any other note, and every note of a plan file."""
 
 
-UNPROVEN = (NoteKind.SCOPE, NoteKind.GAP)
+UNPROVEN_KINDS = (NoteKind.SCOPE, NoteKind.GAP)
 """The notes that say why a plan is not proven."""
 
 

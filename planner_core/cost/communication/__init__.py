@@ -21,9 +21,4 @@ from planner_core.cost.communication.redistribution import (
     decode,
     placement_code,
 )
-from planner_core.cost.communication.routes import (
-    Floats,
-    bytes_between_gpus,
-    gpus_of_ranks,
-    sent_per_gpu,
-)
+from planner_core.cost.communication.routes import bytes_between_gpus, gpus_of_ranks, sent_per_gpu

@@ -38,7 +38,7 @@ class LayerSum:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ChunkSpan:
     """What one stream ("compute" or "communication") does for one chunk, from `start_s` to `end_s`."""
 
     stream: str
@@ -62,17 +62,17 @@ def reductions(d1: int, d2: int, layer: Sequence[LayerMatrix]) -> tuple[LayerSum
     return (*forward, *reversed(backward))
 
 
-def chunk_timeline(compute_s: Sequence[float], communication_s: Sequence[float]) -> tuple[Span, ...]:
+def chunk_timeline(compute_s: Sequence[float], communication_s: Sequence[float]) -> tuple[ChunkSpan, ...]:
     """ATP's chunk overlap: the all_reduce of chunk i runs beside the GEMM of chunk i+1, each stream in order.
 
     `compute_s` and `communication_s` have seconds per chunk. The last span of the last chunk ends when the layer ends.
     """
-    spans: list[Span] = []
+    spans: list[ChunkSpan] = []
     computed = sent = 0.0
     for chunk, (gemm, reduce) in enumerate(zip(compute_s, communication_s, strict=True)):
-        spans.append(Span("compute", chunk, computed, computed + gemm))
+        spans.append(ChunkSpan("compute", chunk, computed, computed + gemm))
         computed += gemm
         start = max(computed, sent)
         sent = start + reduce
-        spans.append(Span("communication", chunk, start, sent))
+        spans.append(ChunkSpan("communication", chunk, start, sent))
     return tuple(spans)

@@ -20,15 +20,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.cost.communication.links import AxisLink
+from planner_core.cost.step_time import Floats
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
-Array: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Algorithm:
         """Time for a tensor of `num_bytes`."""
         return float(self.times(np.float64(num_bytes)))
 
-    def times(self, num_bytes: Array | np.float64) -> Array:
+    def times(self, num_bytes: Floats | np.float64) -> Floats:
         """Times for tensors of `num_bytes`, shaped like them."""
         transfer = num_bytes * self.s_per_byte
         return np.asarray(self.fixed_s + transfer + self.curve * np.sqrt(self.fixed_s * transfer))
@@ -74,7 +73,7 @@ def collective_time(kind: str, num_bytes: float, link: AxisLink, share: float = 
     return share * best.seconds(num_bytes / share), best.name
 
 
-def collective_times(kind: str, num_bytes: NDArray[np.generic], link: AxisLink, share: float = 1.0) -> Array:
+def collective_times(kind: str, num_bytes: NDArray[np.generic], link: AxisLink, share: float = 1.0) -> Floats:
     """`collective_time` of many sizes at once: seconds, with the shape of `num_bytes`."""
     size = np.asarray(num_bytes, dtype=np.float64)
     if link.size == 1 or not share:  # a weight without entries has no share of a message

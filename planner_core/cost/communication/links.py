@@ -9,11 +9,10 @@ from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner_core.core import ONE_RANK, Cluster, DeviceMesh, InputError, Level, PipelineAxis
+from planner_core.cost.step_time import Ints
 
-_Ranks: TypeAlias = NDArray[np.int64]
 PIPE = "pipe"
 """The name of the axis of the stages' ranks."""
 SWITCH_GPUS = 8
@@ -22,7 +21,7 @@ aiconfigurator's tables)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class LinkStage:
     """The part of a group that lies on one level of the cluster: it spans `members` child units of that level.
 
     `bytes_per_s` is what one GPU gets of the links when all GPUs send at once: its share of the uplinks of every unit that its
@@ -58,7 +57,7 @@ class AxisLink:
     send_bytes_per_s: float = math.inf
     latency_s: float = 0.0
     exchange_s_per_byte: float = 0.0
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[LinkStage, ...] = ()
     launch_s: float = 0.0
     ring_s: float = 0.0
     sum_s: float = 0.0
@@ -83,7 +82,7 @@ def volume_link(size: int) -> AxisLink:
 
     A planner that does not know the topology assumes this (TAP).
     """
-    stage = Stage("volume", size, VOLUME_RATE, 0.0)
+    stage = LinkStage("volume", size, VOLUME_RATE, 0.0)
     return AxisLink(size, ("volume",), VOLUME_RATE, VOLUME_RATE, 0.0, (size - 1) / size**2 / VOLUME_RATE, (stage,), 0.0)
 
 
@@ -188,7 +187,7 @@ def _group_link(cluster: Cluster, sizes: tuple[int, ...], axes: tuple[int, ...])
     )
 
 
-def rank_groups(sizes: tuple[int, ...], axes: tuple[int, ...]) -> _Ranks:
+def rank_groups(sizes: tuple[int, ...], axes: tuple[int, ...]) -> Ints:
     """[group, rank]: the ranks that talk to each other along axes of a mesh of `sizes`, ascending in each row."""
     ranks = np.arange(math.prod(sizes), dtype=np.int64).reshape(sizes)
     last = range(len(sizes) - len(axes), len(sizes))
@@ -203,14 +202,14 @@ def _level_rates(cluster: Cluster, local: int) -> list[float]:
     return [level.bytes_per_s * (1 - lost if i == 0 else 1.0) for i, level in enumerate(cluster.levels)]
 
 
-def _list_stages(cluster: Cluster, rates: list[float], units: list[_Ranks], crossed: list[int]) -> tuple[Stage, ...]:
+def _list_stages(cluster: Cluster, rates: list[float], units: list[Ints], crossed: list[int]) -> tuple[LinkStage, ...]:
     """One stage per crossed level; empty if some group lies unevenly."""
     if not all(_lies_evenly(unit) for unit in units):
         return ()
     share = [rate / cluster.unit_gpus(i) for i, rate in enumerate(rates)]
     spread = [int(_units_touched(unit)[0]) for unit in units]
     return tuple(
-        Stage(
+        LinkStage(
             level.name, spread[i] // spread[i + 1], min(share[: i + 1]), level.latency_s, _tree_latency(level), i == 0
         )
         for i, level in enumerate(cluster.levels)
@@ -218,7 +217,7 @@ def _list_stages(cluster: Cluster, rates: list[float], units: list[_Ranks], cros
     )
 
 
-def _ring_hop_seconds(stages: tuple[Stage, ...]) -> float:
+def _ring_hop_seconds(stages: tuple[LinkStage, ...]) -> float:
     """Return the seconds of the hops of one turn of a ring through all units.
 
     With n ranks on N nodes, n - N hops stay inside a node and N hops lead to another node.
@@ -231,7 +230,7 @@ def _ring_hop_seconds(stages: tuple[Stage, ...]) -> float:
     return total
 
 
-def _reduce_hop_seconds(stages: tuple[Stage, ...], summing: float) -> float:
+def _reduce_hop_seconds(stages: tuple[LinkStage, ...], summing: float) -> float:
     """Return the seconds of the hops of an all_reduce: a ring inside a node, a tree up and down between nodes."""
     return sum(
         summing * (s.members - 1) * s.latency_s if s.inside else 2 * math.log2(s.members) * s.tree_latency_s
@@ -243,13 +242,13 @@ def _tree_latency(level: Level) -> float:
     return level.tree_latency_s or level.latency_s
 
 
-def _units_touched(unit: _Ranks) -> _Ranks:
+def _units_touched(unit: Ints) -> Ints:
     """[group]: the number of units that each group touches; `unit` [group, rank] ascends along each row."""
-    changes: _Ranks = (np.diff(unit, axis=1) != 0).sum(axis=1, dtype=np.int64)
+    changes: Ints = (np.diff(unit, axis=1) != 0).sum(axis=1, dtype=np.int64)
     return changes + 1
 
 
-def _lies_evenly(unit: _Ranks) -> bool:
+def _lies_evenly(unit: Ints) -> bool:
     """Return whether every group touches equally many units, each with equally many of its ranks."""
     spread = _units_touched(unit)
     pieces = int(spread[0])
@@ -259,7 +258,7 @@ def _lies_evenly(unit: _Ranks) -> bool:
     return bool(np.all(runs == runs[:, :, :1]))
 
 
-def _busiest_unit_load(unit: _Ranks) -> tuple[int, int]:
+def _busiest_unit_load(unit: Ints) -> tuple[int, int]:
     """Return what leaves the busiest unit: the number of rings (one for each group with ranks inside and outside), and of pieces of an
     all_to_all. A group of n with g ranks inside the unit sends g·(n-g) pieces of B/n² out of it.
     """
@@ -273,7 +272,7 @@ def _busiest_unit_load(unit: _Ranks) -> tuple[int, int]:
     return int(np.bincount(at).max()), int(sent.max())
 
 
-def _list_pieces(unit: _Ranks) -> tuple[_Ranks, _Ranks]:
+def _list_pieces(unit: Ints) -> tuple[Ints, Ints]:
     """Return the unit of each piece, and how many ranks it has. A piece is what one group has in one unit; `unit` [group, rank] ascends
     along each row."""
     begins = np.ones(unit.shape, dtype=bool)

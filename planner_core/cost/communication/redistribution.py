@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from planner_core.core import P, Placement, Placements, R, Shard, Step, largest_local_shape, needs_uneven_split
 from planner_core.cost.communication.collectives import collective_times
 from planner_core.cost.communication.links import AxisLink, JointLinks
+from planner_core.cost.step_time import Bools, Floats, Ints
 
 STEP_S = 1e-10
 """Price of a local move. Of two paths without communication the one with fewer moves wins."""
@@ -51,9 +52,9 @@ class Redistributions:
 
     rank: int
     num_axes: int
-    cost: NDArray[np.float64]
+    cost: Floats
     first: NDArray[np.int32]
-    local: NDArray[np.bool_]
+    local: Bools
     known_steps: dict[tuple[Placements, Placements], tuple[Step, ...]] = field(default_factory=dict, repr=False)
 
     def code(self, placements: Placements) -> int:
@@ -82,7 +83,7 @@ class Redistributions:
             at = after
         return tuple(moves)
 
-    def divides(self, src: NDArray[np.integer], dst: NDArray[np.integer], axes: Iterable[int]) -> NDArray[np.bool_]:
+    def divides(self, src: NDArray[np.integer], dst: NDArray[np.integer], axes: Iterable[int]) -> Bools:
         """[pair]: whether the path from code `src` [pair] to code `dst` [pair] makes of a whole tensor terms of a sum on one of `axes`.
 
         On 4 x 8, the path from (R, P) to (P, S(0)) may cut the tensor on the first axis, scatter it on the second, and fill the cut parts
@@ -192,16 +193,14 @@ def all_redistributions(
     return Redistributions(rank, axes, cost, first, _reachable_without_messages(even, silent, axes))
 
 
-def _add_up_steps(
-    table: NDArray[np.float64], of_move: NDArray[np.float64], first: NDArray[np.int32]
-) -> NDArray[np.float64]:
+def _add_up_steps(table: Floats, of_move: Floats, first: NDArray[np.int32]) -> Floats:
     """[from, to]: seconds of the steps that a run makes: `of_move` are those of each single move, and `first` the code after the first
     step. `table` has those of the paths from which `first` was put together.
 
     They may be fewer than these. Example: on 2 x 8, (P, P) to (S(1), R) was put together at (S(1), P), to which a path scatters on axis 1
     and fills in zeros again. A run that has scattered gathers.
     """
-    grid: NDArray[np.int64] = np.indices(first.shape)
+    grid: Ints = np.indices(first.shape)
     last, end = grid[0], grid[1]
     cost = np.zeros_like(of_move)
     for at, after in _follow_paths(first, last, end):
@@ -245,9 +244,9 @@ def _uneven_moves(
     sizes: tuple[int, ...],
     axis: int,
     placements: tuple[Placements, ...],
-    src: NDArray[np.int64],
-    dst: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    src: Ints,
+    dst: Ints,
+) -> tuple[Ints, Ints, Ints]:
     """Return the moves on `axis` that can be made where parts may differ in length, and their bytes. Such parts are gathered, reduced or
     cut off, but not exchanged and not padded with zeros."""
     moves: list[tuple[int, int, int]] = []
@@ -260,9 +259,7 @@ def _uneven_moves(
     return table[:, 0], table[:, 1], table[:, 2]
 
 
-def _reachable_without_messages(
-    even: NDArray[np.bool_], silent: list[tuple[NDArray[np.int64], NDArray[np.int64]]], axes: int
-) -> NDArray[np.bool_]:
+def _reachable_without_messages(even: Bools, silent: list[tuple[Ints, Ints]], axes: int) -> Bools:
     """[from, to]: whether moves without a message, the pairs `silent`, lead there; they move at most once on each axis.
 
     The placements from which one can be reached are the bits of a row, so that a move adds one row to another.
@@ -281,10 +278,10 @@ class _SingleMoves:
     and the codes (from, to) of every move on one axis, by that axis and its collective."""
 
     placements: tuple[Placements, ...]
-    sharded: NDArray[np.bool_]
-    whole: NDArray[np.bool_]
-    partial: NDArray[np.bool_]
-    by_kind: Mapping[tuple[int, str | None], tuple[NDArray[np.int64], NDArray[np.int64]]]
+    sharded: Bools
+    whole: Bools
+    partial: Bools
+    by_kind: Mapping[tuple[int, str | None], tuple[Ints, Ints]]
 
 
 @functools.lru_cache(maxsize=256)
@@ -311,10 +308,10 @@ def _moves_innermost(here: Placements, to: Placement, axis: int) -> bool:
 
 
 def _all_pairs(
-    cost: NDArray[np.float64],
+    cost: Floats,
     first: NDArray[np.int32],
     single: _SingleMoves,
-    even: NDArray[np.int64],
+    even: Ints,
     jointly: Collection[int],
 ) -> None:
     """Change `cost` and `first` [from, to] to those of the cheapest paths over the placements `even`.

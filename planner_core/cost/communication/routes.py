@@ -16,13 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner_core.core import PHASES, Cluster, DeviceMesh, Plan, Traffic
 from planner_core.cost.communication.links import AxisLink, link_along, rank_groups
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from planner_core.cost.step_time import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_core.core import OPTIMIZERS, Cluster, InputError, Workload, named
-from planner_core.cost.model import Array, CostModel
+from planner_core.cost.model import CostModel
+from planner_core.cost.step_time import Floats
 
 CLIP_PASSES = 3
 """Passes over each gradient to clip by the global norm: one read for the norm, one read and one write to scale."""
@@ -58,7 +59,7 @@ def optimizer_bytes(item: int, workload: Workload, kernels: str) -> dict[str, in
     }
 
 
-def optimizer_seconds(elements: Array, item: int, model: CostModel) -> Array:
+def optimizer_seconds(elements: Floats, item: int, model: CostModel) -> Floats:
     """Return the seconds to update a weight of `elements` parameters of `item` bytes in compute dtype.
 
     Moments that the host keeps come to the GPU and go back, one after the other. Example: 500 million parameters have 4 GB of moments in
@@ -93,7 +94,7 @@ def check_offload(workload: Workload, cluster: Cluster) -> None:
         )
 
 
-def weight_handout_seconds(ranks: Array, model: CostModel) -> Array:
+def weight_handout_seconds(ranks: Floats, model: CostModel) -> Floats:
     """Return the seconds to hand out one updated weight that `ranks` ranks hold in parts, if the run does so tensor by tensor and rank by
     rank.
 

@@ -18,7 +18,8 @@ from planner_core.core import Op, Value
 from planner_core.cost.compute.attention import attention_seconds
 from planner_core.cost.compute.products import product_seconds, work_seconds
 from planner_core.cost.compute.sdpa import attention_kernel
-from planner_core.cost.model import Array, CostModel
+from planner_core.cost.model import CostModel
+from planner_core.cost.step_time import Floats
 from planner_core.ops import (
     OWN_KERNEL,
     Attention,
@@ -77,7 +78,9 @@ def kernel_seconds(
     return forward, fullest * sum(_one_kernel_seconds(k, dtype, whole, name, model) for k in work.backward)
 
 
-def op_time(op: Op, kernels: tuple[Array, Array], moved: tuple[Array, Array], model: CostModel) -> tuple[Array, Array]:
+def op_time(
+    op: Op, kernels: tuple[Floats, Floats], moved: tuple[Floats, Floats], model: CostModel
+) -> tuple[Floats, Floats]:
     """Return the seconds forward and backward of an operator on one GPU.
 
     `kernels`: seconds of its kernels forward and backward. `moved`: bytes that it reads and writes, forward and backward. All
@@ -86,7 +89,7 @@ def op_time(op: Op, kernels: tuple[Array, Array], moved: tuple[Array, Array], mo
     return _device_seconds(op, kernels[0], moved[0], model), _device_seconds(op, kernels[1], moved[1], model)
 
 
-def _device_seconds(op: Op, kernels: Array, moved: Array, model: CostModel) -> Array:
+def _device_seconds(op: Op, kernels: Floats, moved: Floats, model: CostModel) -> Floats:
     gpu = model.cluster.gpu
     memory = moved / gpu.bytes_per_s
     # A product's time has the bytes of its operands and result already. What it moves here are sums of gradients, in kernels of their own

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from planner_core.cost.model import Array, CostModel
+from planner_core.cost.model import CostModel
+from planner_core.cost.step_time import Floats
 
 IN_PRODUCT = "product"
-Bytes = TypeVar("Bytes", float, Array)
+Bytes = TypeVar("Bytes", float, Floats)
 
 
 def copied_seconds(moved: Bytes, model: CostModel) -> Bytes:

@@ -28,12 +28,12 @@ def simulate_step(plan: Plan, graph: Graph) -> float:
     """Return the seconds of one training step of `plan`, by simulation. Raises InputError for a plan of another model."""
     if plan.pipeline:
         return plan.cost.step_time_s  # which is simulated already
-    clock = Clock(plan, graph)
+    clock = SimulatedRank(plan, graph)
     clock.run(schedule_units(plan, graph))
     return clock.now
 
 
-class Clock(Rank):
+class SimulatedRank(Rank):
     """Measures the time after each piece of work."""
 
     def __init__(self, plan: Plan, graph: Graph) -> None:

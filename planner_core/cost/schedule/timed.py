@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import Graph, Plan
 from planner_core.cost.schedule.pass_work import WorkKind
-from planner_core.cost.schedule.simulation import Clock
+from planner_core.cost.schedule.simulation import SimulatedRank
 from planner_core.cost.schedule.units import BucketStage, ScheduledUnit
 from planner_core.cost.step_messages import Message
 
@@ -51,7 +51,7 @@ def list_timed_work(plan: Plan, graph: Graph, units: Sequence[ScheduledUnit]) ->
     return clock.done
 
 
-class _Timer(Clock):
+class _Timer(SimulatedRank):
     """Writes down each piece of work with its time."""
 
     def __init__(self, plan: Plan, graph: Graph, units: Sequence[ScheduledUnit]) -> None:

@@ -40,12 +40,12 @@ from planner_core.core import (
     parse_placements,
     suggest_names,
 )
-from planner_core.cost import block_of
+from planner_core.cost import Bools, Ints, block_of
 from planner_core.planning.fitting.shortage import needed_and_available
 from planner_core.planning.methods import BASELINES, AxisRules, pass_any
 from planner_core.planning.planner import Planner
 from planner_core.search import Answer
-from planner_core.search.network import Bools, Ints, Network, Problem, Restriction, allow_only, tensor_name
+from planner_core.search.network import Network, Problem, Restriction, allow_only, tensor_name
 
 WeightKey = tuple[str, str]
 """(block, name of a parameter in it). The top block is ""."""

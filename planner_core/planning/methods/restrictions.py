@@ -13,16 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner_core.core import Block, DeviceMesh, Graph, Op, P, R, Shard, Value
-from planner_core.cost import block_of
+from planner_core.cost import Bools, Ints, block_of
 from planner_core.ops import DISPATCH, WHOLE_LOGITS, Kind, Row, operator
 from planner_core.planning.methods.method import Restrict
 from planner_core.search.network import (
     NO_STAGE,
     AxisState,
-    Bools,
     DimByValue,
     Factor,
-    Ints,
     Network,
     Restriction,
     SampleDims,

@@ -12,14 +12,12 @@ head takes as long as three copies, 2, 1, 3, 1 is better: five copies on rank 0,
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner_core.core import Pipeline, StageCost
-from planner_core.cost import bound_s, even_copies, in_flight_at_once
+from planner_core.cost import Floats, Ints, bound_s, even_copies, in_flight_at_once
 from planner_core.planning.stages.degrees import PipelineDegrees
-from planner_core.planning.stages.pieces import Floats, PolicyMix, RangeCosts
+from planner_core.planning.stages.pieces import PolicyMix, RangeCosts
 
-Ints = NDArray[np.int64]
 Cut = tuple[tuple[int, ...], tuple[PolicyMix, ...]]
 """The copies of each stage, and the policies that it mixes."""
 

@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner_core.core import BlockPlan, Graph, Pipeline, PipelineAxis
 from planner_core.cost import (
     CostModel,
     Ends,
+    Floats,
     boundary_states,
     pipe_link,
     stage_costs,
@@ -29,8 +29,6 @@ from planner_core.cost import (
     stage_plans,
     tied_seconds,
 )
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

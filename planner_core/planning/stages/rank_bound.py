@@ -30,9 +30,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_core.core import Pipeline
-from planner_core.cost import Component, Shares, in_flight_at_once
+from planner_core.cost import Component, Floats, Shares, in_flight_at_once
 from planner_core.planning.stages.degrees import PipelineDegrees
-from planner_core.planning.stages.pieces import Floats
 from planner_core.search import Problem, least_copy_costs, least_costs_at_ends
 
 PRICES = (0.0, 0.15, 0.4, 1.0)

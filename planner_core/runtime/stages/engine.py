@@ -107,11 +107,11 @@ class ScheduleRun:
         # Here, since torch's schedules import its compiler, which takes as long as torch itself: only who runs stages waits for that.
         from torch.distributed.pipelining.schedules import get_schedule_class
 
-        from planner_core.runtime.stages.torch_stage import Stage
+        from planner_core.runtime.stages.torch_stage import BufferFreeingStage
 
         self.modules = [module for _, module in modules]
         self.stages = [
-            Stage(
+            BufferFreeingStage(
                 module, number, len(cut.copies), device, input_args=tuple(takes), output_args=tuple(gives), group=group
             )
             for (number, module), (takes, gives) in zip(modules, metas, strict=True)

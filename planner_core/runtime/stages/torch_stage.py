@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
 
-class Stage(PipelineStage):
+class BufferFreeingStage(PipelineStage):
     """A stage whose receive buffers have memory only while their micro-batch is in flight. torch keeps them all, from step to
     step."""
 

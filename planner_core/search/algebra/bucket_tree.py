@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from planner_core.search.algebra.elimination import Floats, Table, add_tables
+from planner_core.cost import Floats, Ints
+from planner_core.search.algebra.elimination import Table, add_tables
 from planner_core.search.algebra.least_sum import least_over
 from planner_core.search.algebra.pareto_points import (
     MAX_ENTRIES,
     FormingPoints,
-    Ints,
     Points,
     Pruning,
     SumCaps,

@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner_core.cost import Floats
 from planner_core.search.algebra.least_sum import least_sum
 
-Floats = NDArray[np.float64]
 ZERO = np.zeros(1)
 Table = tuple[tuple[str, ...], Floats]
 Steps = list[tuple[str, list[Table]]]

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from planner_core.cost import Bools, Floats
+
 MAX_ROW_ENTRIES = 100_000
 """Entries of a sum for each state of v from which on it is divided."""
 MAX_SPARSE_SHARE = 0.5
@@ -81,10 +81,10 @@ def _add_in_order(tables: Sequence[Floats]) -> Floats:
     return total
 
 
-def _sparsest_table(tables: Sequence[Floats], shape: tuple[int, ...]) -> tuple[int, NDArray[np.bool_]] | None:
+def _sparsest_table(tables: Sequence[Floats], shape: tuple[int, ...]) -> tuple[int, Bools] | None:
     """Return the dim t and the possible pairs [t, v] of the table over v and one other dim that has the fewest of them; None if
     none has few. All variants have the same."""
-    best: tuple[int, NDArray[np.bool_]] | None = None
+    best: tuple[int, Bools] | None = None
     least = MAX_SPARSE_SHARE
     for table in tables:
         # Pairs are [t, v], so only a table over v and one other variable can give them.
@@ -96,7 +96,7 @@ def _sparsest_table(tables: Sequence[Floats], shape: tuple[int, ...]) -> tuple[i
     return best
 
 
-def _sparse_least(tables: Sequence[Floats], shape: tuple[int, ...], dim: int, possible: NDArray[np.bool_]) -> Floats:
+def _sparse_least(tables: Sequence[Floats], shape: tuple[int, ...], dim: int, possible: Bools) -> Floats:
     """Return the minimum, from the sums of the `possible` pairs [t, v]. The states of t are those of the dim `dim`."""
     others, v = np.nonzero(possible)
     starts = np.searchsorted(others, np.arange(len(possible) + 1))

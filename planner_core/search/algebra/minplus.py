@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner_core.search.algebra.elimination import Floats
+from planner_core.cost import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class MinPlusPower:
     cost: Floats
     left: MinPlusPower | None = None
     right: MinPlusPower | None = None
-    middle: NDArray[np.int64] | None = None
+    middle: Ints | None = None
 
     def cheapest_path(
         self, s: int, i: int, j: int, paths: dict[tuple[int, int, int], list[int]] | None = None

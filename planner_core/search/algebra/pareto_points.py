@@ -26,13 +26,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner_core.core import PlannerError
+from planner_core.cost import Bools, Floats, Ints
 from planner_core.search.algebra.distinct import sorted_distinct
-from planner_core.search.algebra.elimination import Floats
 
-Ints = NDArray[np.int64]
 MAX_POINTS = 400_000
 """Points that are held at once (about 0.1 GB); a search that needs more gives up."""
 MAX_ENTRIES = 3e7
@@ -303,7 +301,7 @@ def _drop_if_neighbour_dominates(order: Ints, g: Ints, k: Ints) -> tuple[Ints, I
     return order[alive], g[alive], k[alive]
 
 
-def _staircase(g: Ints, second: Ints) -> NDArray[np.bool_]:
+def _staircase(g: Ints, second: Ints) -> Bools:
     """[point]: whether its second sum is below all before it in its group. Points are sorted by group and first sum; the second
     sum is not negative."""
     block = np.cumsum(np.diff(g, prepend=g[0]) != 0)
@@ -313,11 +311,11 @@ def _staircase(g: Ints, second: Ints) -> NDArray[np.bool_]:
     # minimum is 5, 3, 3, -1, -5, so only the 4 is not below all before it.
     falling = second - block * (int(second.max()) + 1)  # groups lie in bands, each below the one before
     least = np.minimum.accumulate(falling)
-    keep: NDArray[np.bool_] = np.r_[True, falling[1:] < least[:-1]]
+    keep: Bools = np.r_[True, falling[1:] < least[:-1]]
     return keep
 
 
-def _skyline(points: Ints) -> NDArray[np.bool_]:
+def _skyline(points: Ints) -> Bools:
     """[point]: whether no point before it is at most as large in all columns. Points are sorted by a sum that is not among these."""
     keep = np.zeros(len(points), dtype=bool)
     columns = np.ascontiguousarray(points.T)
@@ -335,9 +333,9 @@ def _skyline(points: Ints) -> NDArray[np.bool_]:
     return keep
 
 
-def _at_most(first: Ints, second: Ints) -> NDArray[np.bool_]:
+def _at_most(first: Ints, second: Ints) -> Bools:
     """[i, j]: whether point i of `first` is at most as large in all columns as point j of `second`. Both are [column, point]."""
-    at_most: NDArray[np.bool_] = first[0][:, None] <= second[0]
+    at_most: Bools = first[0][:, None] <= second[0]
     for column, other_column in zip(first[1:], second[1:], strict=True):
         at_most &= column[:, None] <= other_column
     return at_most

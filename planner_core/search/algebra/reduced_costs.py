@@ -26,13 +26,12 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner_core.search.algebra.elimination import Elimination, Floats, Steps, Table, eliminate, fix_variables
+from planner_core.cost import Floats, Ints
+from planner_core.search.algebra.elimination import Elimination, Steps, Table, eliminate, fix_variables
 from planner_core.search.algebra.elimination_order import choose_elimination_order
 from planner_core.search.algebra.least_sum import least_over
 
-Ints = NDArray[np.int64]
 Scope = tuple[str, ...]
 MAX_ROUNDS = 8
 """Rounds in which states are removed."""

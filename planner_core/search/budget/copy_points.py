@@ -20,12 +20,10 @@ from typing import Protocol
 
 import numpy as np
 
-from planner_core.cost import Component
+from planner_core.cost import Component, Floats, Ints
 from planner_core.search.algebra.bucket_tree import BucketTree, WeightedBounds, group_points
-from planner_core.search.algebra.elimination import Floats
 from planner_core.search.algebra.pareto_points import (
     FormingPoints,
-    Ints,
     Points,
     TablesTooLarge,
     TooManyPoints,

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner_core.cost import Component
+from planner_core.cost import Component, Floats
 from planner_core.search.algebra.bucket_tree import BucketTree
-from planner_core.search.algebra.elimination import Floats, Table
+from planner_core.search.algebra.elimination import Table
 from planner_core.search.algebra.pareto_points import PointAllowance, TablesTooLarge, TooManyPoints
 from planner_core.search.budget.copy_points import MakeCopyPoints, RunPoints
 from planner_core.search.budget.goal import Goal

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner_core.cost import NUM_COMPONENTS, Component
-from planner_core.search.algebra.elimination import Floats, Table
+from planner_core.cost import NUM_COMPONENTS, Component, Floats
+from planner_core.search.algebra.elimination import Table
 from planner_core.search.algebra.pareto_points import MAX_POINTS, PointAllowance, Points, Pruning
 from planner_core.search.network.factors import Factor
 from planner_core.search.objective import Objective

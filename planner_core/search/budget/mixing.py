@@ -19,11 +19,11 @@ from functools import partial
 
 import numpy as np
 
-from planner_core.cost import NUM_COMPONENTS, Component
+from planner_core.cost import NUM_COMPONENTS, Component, Floats, Ints
 from planner_core.search.algebra.bucket_tree import group_points
 from planner_core.search.algebra.distinct import sorted_distinct
-from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import FormingPoints, Ints, PointAllowance, Points, TooManyPoints
+from planner_core.search.algebra.elimination import Table
+from planner_core.search.algebra.pareto_points import FormingPoints, PointAllowance, Points, TooManyPoints
 from planner_core.search.budget.gap_closing import enumerate_points
 from planner_core.search.budget.goal import Goal
 from planner_core.search.folded_solver import FoldedTables, with_objective

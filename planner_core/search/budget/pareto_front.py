@@ -21,9 +21,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner_core.cost import Component
+from planner_core.cost import Component, Floats
 from planner_core.search.algebra.convex_hull import Point, find_hull_corners, lower_hull, slope, weighted_sum
-from planner_core.search.algebra.elimination import Floats
 from planner_core.search.algebra.pareto_points import TooManyPoints
 from planner_core.search.budget.gap_closing import ModelPoints, enumerate_points
 from planner_core.search.budget.goal import Goal

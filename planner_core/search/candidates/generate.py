@@ -16,12 +16,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner_core.cost import CostVector
+from planner_core.cost import CostVector, Floats
 from planner_core.search.algebra.convex_hull import find_hull_corners, slope
-from planner_core.search.algebra.elimination import Floats
 from planner_core.search.algebra.elimination_order import TooWide, choose_elimination_order
 from planner_core.search.algebra.pareto_points import TablesTooLarge, TooManyPoints
-from planner_core.search.candidates.two_sums import SUMS, TIE, TwoSums, limit_between
+from planner_core.search.candidates.two_sums import SUM_TOLERANCE, SUMS, TwoSums, limit_between
 from planner_core.search.network.factors import Costs, Factor
 from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.units.reduction import ReducedVariant, eliminate_inside
@@ -103,7 +102,9 @@ class _FrontOfBlock:
             return []
         with contextlib.suppress(TooWide):
             self.unpruned = self.parts[fastest, smallest] = TwoSums.from_network(self.compiled, self.names)
-        return find_hull_corners(fastest, smallest, lambda choice: choice[1:], self._corner_below, MAX_CORNERS, TIE)
+        return find_hull_corners(
+            fastest, smallest, lambda choice: choice[1:], self._corner_below, MAX_CORNERS, SUM_TOLERANCE
+        )
 
     def _corner_below(self, left: BlockChoice, right: BlockChoice) -> BlockChoice | None:
         """Return the best choice at the price of the line through two corners. Stores the network of what may lie between them, unless its
@@ -117,7 +118,7 @@ class _FrontOfBlock:
         if part is None or tree is None:
             return self.best_choice(1.0, price)
         corner = self._make_choice(*part.best_assignment(tree))
-        pruned = part.prune_between(tree, limit_between(*ends) * (1 + TIE))
+        pruned = part.prune_between(tree, limit_between(*ends) * (1 + SUM_TOLERANCE))
         # What lies between left and corner, or corner and right, lies between left and right too, so the pruned part serves all three.
         self.parts |= {(left, right): pruned, (left, corner): pruned, (corner, right): pruned}
         return corner

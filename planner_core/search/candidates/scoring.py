@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core import Block, R, Shard
-from planner_core.cost import Component, CostModel
+from planner_core.cost import Bools, Component, CostModel, Floats
 from planner_core.ops import BlockStrategies, CoarseBlock
 from planner_core.search.algebra.elimination_order import choose_elimination_order
 from planner_core.search.candidates.generate import generate_front, tie_variables
@@ -26,7 +26,6 @@ from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import tensor_name
 from planner_core.search.network.folded import CompiledNetwork, Restriction, boundary_variables, compile_network
 
-Floats = NDArray[np.float64]
 MAX_CANDIDATES = 3**11
 """If there are more candidates than this, only the Pareto front is generated."""
 
@@ -46,7 +45,7 @@ class Candidates:
     choice: NDArray[np.int8]
     comm_s: Floats
     memory_bytes: Floats
-    on_front: NDArray[np.bool_]
+    on_front: Bools
     axis_size: int
     repeats: int
     rest_comm_s: float = 0.0
@@ -147,7 +146,7 @@ def _placement_kinds(compiled: CompiledNetwork, name: str) -> list[int]:
     return [_placement_kind(states.axis_states[int(i)][0]) for i in states.index[compiled.alive[name], -1]]
 
 
-def undominated_pairs(a: Floats, b: Floats) -> NDArray[np.bool_]:
+def undominated_pairs(a: Floats, b: Floats) -> Bools:
     """[point]: whether no other point is at most as large in both `a` and `b`. Of equal points one is kept."""
     finite = np.isfinite(a) & np.isfinite(b)
     # By a, then by b: among points of equal a the least b comes first, so the running minimum drops the others and equal points.

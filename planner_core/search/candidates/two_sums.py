@@ -17,18 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from planner_core.cost import Component
+from planner_core.cost import Component, Floats, Ints
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.convex_hull import Point, slope
-from planner_core.search.algebra.elimination import Floats, Table
+from planner_core.search.algebra.elimination import Table
 from planner_core.search.algebra.elimination_order import choose_elimination_order
-from planner_core.search.algebra.pareto_points import Ints, Points, Pruning
+from planner_core.search.algebra.pareto_points import Points, Pruning
 from planner_core.search.candidates.clear_choices import without_clear_choices
 from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.units.tables import drop_fixed_variables
 
 SUMS = [Component.COMMUNICATION, Component.AFTER_FORWARD]
-TIE = 1e-9
+SUM_TOLERANCE = 1e-9
 """Share by which equal sums may differ."""
 
 
@@ -109,7 +109,7 @@ class TwoSums:
         price = slope(left, right)
         tree = self.bucket_tree(price)
         constant = sum((t for scope, t in self.tables if not scope), start=np.zeros(2))
-        pruning = Pruning(limit_between(left, right), np.array([max(right[0], 1e-9) * TIE, 1e-2]))
+        pruning = Pruning(limit_between(left, right), np.array([max(right[0], 1e-9) * SUM_TOLERANCE, 1e-2]))
         points = tree.enumerate_points([t for t in self.tables if t[0]], [], pruning)
         return self._reported_points(tree, points, constant)
 

@@ -24,7 +24,7 @@ from functools import partial
 import numpy as np
 
 from planner_core.core import ITEM_BYTES, Call, Op, Shard, root
-from planner_core.cost import Buckets, Component, CostModel, is_small, weights_at_the_ends
+from planner_core.cost import Bools, Buckets, Component, CostModel, Floats, Ints, is_small, weights_at_the_ends
 from planner_core.cost.communication import Redistributions, Segments, all_redistributions, placement_code
 from planner_core.cost.memory import viewed_operands
 from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, memory_passes
@@ -41,9 +41,6 @@ from planner_core.search.network.parameters import (
 )
 from planner_core.search.network.states import (
     Axes,
-    Bools,
-    Floats,
-    Ints,
     TensorStates,
     can_deliver,
     compatible_operand,

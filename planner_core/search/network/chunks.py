@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from planner_core.core import Shard
-from planner_core.cost import chunk_waits
+from planner_core.cost import Bools, Floats, Ints, chunk_waits
 from planner_core.cost.communication import Redistributions, collective_times
 from planner_core.ops import operator
 from planner_core.search.network.group_work import GroupWork
-from planner_core.search.network.states import Bools, Floats, Ints, TensorStates, joint_parts
+from planner_core.search.network.states import TensorStates, joint_parts
 
 REPLICATE, PARTIAL, FIRST_DIM = 0, 1, 2
 """Digits of Replicate, Partial and Shard(0) in the code of a placement (see `redistribution.Redistributions`)."""

@@ -13,12 +13,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner_core.core import Block, Value
-from planner_core.cost import NUM_COMPONENTS
+from planner_core.cost import NUM_COMPONENTS, Bools, Floats, Ints
 from planner_core.ops import GroupStrategy
-from planner_core.search.network.states import Bools, Floats, Ints, TensorStates
+from planner_core.search.network.states import TensorStates
 
 
 class Costs:
@@ -108,7 +107,7 @@ class TablePool:
         self.tables: list[Factor] = []
         """The first factor that has each table."""
         self._sums: dict[tuple[object, ...], tuple[list[Factor], Factor]] = {}
-        self._states: dict[bytes, NDArray[np.int64]] = {}
+        self._states: dict[bytes, Ints] = {}
         self._selections: dict[tuple[object, ...], tuple[Factor, Factor]] = {}
         self._numbers_by_id: dict[tuple[int, int], int] = {}
         self._numbers_by_sample: dict[tuple[object, ...], list[int]] = {}
@@ -137,14 +136,14 @@ class TablePool:
         total = self._sums[key][1]
         return Factor(first.vars, total.costs, total.allowed)
 
-    def states(self, is_alive: Bools) -> NDArray[np.int64]:
+    def states(self, is_alive: Bools) -> Ints:
         """Return the numbers of the states that are left, for `select`. Equal ones are one array."""
         key = is_alive.tobytes()
         if key not in self._states:
             self._states[key] = np.flatnonzero(is_alive)
         return self._states[key]
 
-    def select(self, f: Factor, alive: Mapping[str, NDArray[np.int64]]) -> Factor:
+    def select(self, f: Factor, alive: Mapping[str, Ints]) -> Factor:
         """Return a factor without the states that are not `alive` (arrays of `states`). Factors that have one table get one table.
 
         The result is always a new object: `number` replaces its arrays by equal ones, and other networks may have `f` too.

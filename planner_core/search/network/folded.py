@@ -18,10 +18,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner_core.core import Block, Graph
-from planner_core.cost import Component, CostModel, ops_at_the_ends
+from planner_core.cost import Bools, Component, CostModel, Floats, Ints, ops_at_the_ends
 from planner_core.cost.memory import rerun_ops, results_saved_by_readers
 from planner_core.ops import BlockStrategies, CoarseGraph, recompute_policies
 from planner_core.search.algebra.elimination_order import choose_elimination_order
@@ -37,7 +36,6 @@ from planner_core.search.network.factors import (
 from planner_core.search.network.group_work import BlockCache, OperatorCache, UnitOptions
 from planner_core.search.network.runs import Run, find_runs, mark_saved_chain_tensors
 from planner_core.search.network.search_cache import SearchCache
-from planner_core.search.network.states import Bools, Floats
 
 
 @dataclass
@@ -54,7 +52,7 @@ class CompiledNetwork:
 
     net: Network
     boundary: tuple[str, ...]
-    alive: dict[str, NDArray[np.int64]]
+    alive: dict[str, Ints]
     factors: list[Factor]
     sequence: list[str]
     orders: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = field(default_factory=dict)

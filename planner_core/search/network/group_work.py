@@ -14,7 +14,7 @@ from itertools import count
 import numpy as np
 
 from planner_core.core import Block, Op, Shard, root
-from planner_core.cost import Component, CostModel, Ends, waited_seconds
+from planner_core.cost import Bools, Component, CostModel, Ends, Floats, Ints, waited_seconds
 from planner_core.cost.communication import Segments, collective_times
 from planner_core.cost.compute import has_kernels, kernel_seconds, op_time
 from planner_core.cost.memory import Rerun, is_recomputed
@@ -28,7 +28,7 @@ from planner_core.ops import (
     splits_saved_tensor,
 )
 from planner_core.search.network.factors import Costs, Factor, zero_costs
-from planner_core.search.network.states import Bools, Floats, Ints, TensorStates, joint_parts
+from planner_core.search.network.states import TensorStates, joint_parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_core.core import ITEM_BYTES, P, R, Shard
-from planner_core.cost import Component, CostModel
+from planner_core.cost import Bools, Component, CostModel, Floats, Ints
 from planner_core.cost.communication import Redistributions, placement_code
 from planner_core.cost.compute import (
     copied_seconds,
@@ -28,7 +28,7 @@ from planner_core.cost.compute import (
 from planner_core.cost.memory import has_working_copy, weight_bytes
 from planner_core.ops import Pair
 from planner_core.search.network.factors import zero_costs
-from planner_core.search.network.states import Bools, Floats, Ints, TensorStates, joint_any, joint_codes, joint_parts
+from planner_core.search.network.states import TensorStates, joint_any, joint_codes, joint_parts
 
 
 @dataclass(frozen=True, slots=True)

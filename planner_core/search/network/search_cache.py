@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner_core.core import BlockPlan
+from planner_core.cost import Floats
 from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointAllowance
-from planner_core.search.network.states import Floats
 
 TIE = 1e-6
 """Relative difference below which two costs count as equal."""

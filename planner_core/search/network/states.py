@@ -19,16 +19,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner_core.core import ZERO, P, Placement, Placements, R, Shard, State, TensorMeta, needs_uneven_split
+from planner_core.cost import Bools, Floats, Ints
 from planner_core.cost.communication import Segments, decode, placement_code
 from planner_core.ops import Pair
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-
 
 AxisState = tuple[Any, ...]
 """The state of a tensor on one axis: the pair (forward, gradient) of an activation, or a `WeightState`."""

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner_core.cost import Shares
+from planner_core.cost import Floats, Shares
 from planner_core.search.algebra.distinct import sorted_distinct
-from planner_core.search.network.states import Floats
 from planner_core.search.objective import Objective
 
 SWEEPS = 2

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from planner_core.cost import Shares
+from planner_core.cost import Floats, Ints, Shares
 from planner_core.search.algebra.bucket_tree import SUM_NUMBER, BucketTree, WeightedBounds, add_outside_cost
-from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import Ints
+from planner_core.search.algebra.elimination import Table
 from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.objective import Objective

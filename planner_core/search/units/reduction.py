@@ -22,7 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner_core.search.algebra.elimination import Elimination, Floats, Steps, Table, eliminate, order_largest_last
+from planner_core.cost import Floats
+from planner_core.search.algebra.elimination import Elimination, Steps, Table, eliminate, order_largest_last
 from planner_core.search.algebra.elimination_order import order_entries
 from planner_core.search.algebra.least_sum import least_sum
 from planner_core.search.algebra.reduced_costs import eliminate_possible, projection_work
@@ -37,7 +38,7 @@ MAX_UNPRUNED_ENTRIES = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class Addend:
     """A table of a sum: the number of its array, the `rows` of the array that are added (all of them, if None), and the order and the
     shape [row, ...] in which they are."""
 
@@ -66,7 +67,7 @@ class Recipe:
     scopes: list[tuple[str, ...]]
     arrays: list[int]
     rows: list[tuple[int, ...]]
-    sums: list[tuple[Term, ...]]
+    sums: list[tuple[Addend, ...]]
     steps: list[tuple[str, list[int]]]
     remaining_tables: list[int]
     remaining: list[str]
@@ -89,7 +90,7 @@ def _make_recipe(compiled: CompiledNetwork, recipe: Recipe) -> Recipe:
     rank = {v: i for i, v in enumerate(compiled.sequence)}
     entries = [math.prod(sizes[v] for v in scope) for scope in scopes]
     tables_of: dict[str, list[int]] = {v: [] for v in compiled.sequence}
-    sum_numbers: dict[tuple[Term, ...], int] = {}
+    sum_numbers: dict[tuple[Addend, ...], int] = {}
     first_sum = 1 + max(recipe.arrays, default=-1)
 
     def put(table: int) -> None:
@@ -153,11 +154,11 @@ def _make_term(
     scope: tuple[str, ...],
     target_scope: tuple[str, ...],
     sizes: Mapping[str, int],
-) -> Term:
+) -> Addend:
     positions = [target_scope.index(v) for v in scope]
     order = sorted(range(len(scope)), key=positions.__getitem__)
     shape = tuple(sizes[v] if v in scope else 1 for v in target_scope)
-    return Term(array, rows, (0, *(1 + k for k in order)), (-1, *shape))
+    return Addend(array, rows, (0, *(1 + k for k in order)), (-1, *shape))
 
 
 class ReducedBlock:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner_core.search.algebra.elimination import Floats, Table
+from planner_core.cost import Floats
+from planner_core.search.algebra.elimination import Table
 from planner_core.search.network.factors import Factor
 
 

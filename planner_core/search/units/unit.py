@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from planner_core.cost import NUM_COMPONENTS, Shares
-from planner_core.search.algebra.elimination import Elimination, Floats, eliminate, fix_variables
+from planner_core.cost import NUM_COMPONENTS, Floats, Shares
+from planner_core.search.algebra.elimination import Elimination, eliminate, fix_variables
 from planner_core.search.algebra.elimination_order import choose_elimination_order
 from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointAllowance
 from planner_core.search.network.factors import Factor

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_core.cost import NUM_COMPONENTS, Component, Shares
+from planner_core.cost import NUM_COMPONENTS, Component, Floats, Shares
 from planner_core.search.algebra.bucket_tree import WeightedBounds
-from planner_core.search.algebra.elimination import Floats, Table
+from planner_core.search.algebra.elimination import Table
 from planner_core.search.algebra.pareto_points import PointAllowance, Pruning, TablesTooLarge, TooManyPoints
 from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.objective import TIE, Objective

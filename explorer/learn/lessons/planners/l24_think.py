@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, GREY
 from explorer.figures.scale import Scale
@@ -25,11 +24,10 @@ from explorer.learn.pictures.charts import label
 from explorer.learn.pictures.cloud import circle, cloud_scales, draw_cloud, line_through
 from explorer.text import units
 from planner_core.core import DeviceMesh
+from planner_core.cost import Floats
 from planner_core.search import Answer, RunTable, run_tables, search_within_budget
 from planner_core.search.algebra import lower_hull, slope
 from planner_core.search.network import Problem
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner_core.core import InputError, Pipeline, named
-
-Ints = NDArray[np.int64]
+from planner_core.cost.step_time import Ints
 
 
 class Pass(StrEnum):
@@ -38,7 +36,7 @@ class Pass(StrEnum):
     WEIGHT = "W"
 
 
-class Work(NamedTuple):
+class StagePass(NamedTuple):
     """One micro-batch's pass through one stage."""
 
     stage: int
@@ -49,8 +47,8 @@ class Work(NamedTuple):
 class WorkColumns(NamedTuple):
     """The passes of a rank in order: [pass] the stage, what is done, and the micro-batch."""
 
-    # A step has up to 10^5 passes, and many orders are kept. As tuples of `Work` the garbage collector looked at each of them time and
-    # again: making those of 64 ranks took 0.15 s, of which 0.1 s were its own.
+    # A step has up to 10^5 passes, and many orders are kept. As tuples of `StagePass` the garbage collector looked at each of
+    # them time and again: making those of 64 ranks took 0.15 s, of which 0.1 s were its own.
     stages: list[int]
     passes: list[Pass]
     micro_batches: list[int]
@@ -58,7 +56,7 @@ class WorkColumns(NamedTuple):
     @property
     def works(self) -> Order:
         """The same passes one by one."""
-        return tuple(map(Work, *self))
+        return tuple(map(StagePass, *self))
 
 
 class Situation(NamedTuple):
@@ -71,7 +69,7 @@ class Situation(NamedTuple):
     begun: tuple[bool, ...]
 
 
-Order = tuple[Work, ...]
+Order = tuple[StagePass, ...]
 STEADY_ROUNDS = 4
 """Rounds of micro-batches after which a step has no situation that it did not have before."""
 INTERLEAVED_HOPS = 2
@@ -213,8 +211,8 @@ def in_flight(order: Order) -> Counter[int]:
     return most
 
 
-def _gpipe(pipeline: Pipeline, rank: int, m: int) -> list[Work]:
-    return [Work(rank, what, k) for what in (Pass.FORWARD, Pass.BACKWARD) for k in range(m)]
+def _gpipe(pipeline: Pipeline, rank: int, m: int) -> list[StagePass]:
+    return [StagePass(rank, what, k) for what in (Pass.FORWARD, Pass.BACKWARD) for k in range(m)]
 
 
 def _one_f_one_b(ranks: int, rank: int, m: int) -> WorkColumns:
@@ -228,16 +226,16 @@ def _one_f_one_b(ranks: int, rank: int, m: int) -> WorkColumns:
     return WorkColumns([rank] * (2 * m), passes, [*range(ahead), *steady, *range(pairs, m)])
 
 
-def _interleaved(pipeline: Pipeline, rank: int, m: int) -> list[Work]:
+def _interleaved(pipeline: Pipeline, rank: int, m: int) -> list[StagePass]:
     return _in_rounds(pipeline, rank, m, INTERLEAVED_HOPS, weights_after=None)
 
 
-def _zero_bubble(pipeline: Pipeline, rank: int, m: int) -> list[Work]:
+def _zero_bubble(pipeline: Pipeline, rank: int, m: int) -> list[StagePass]:
     """Gradients of weights begin `rank` backwards late: a rank further behind gets its first gradient sooner, and has less to fill."""
     return _in_rounds(pipeline, rank, m, hops=1, weights_after=rank)
 
 
-def _in_rounds(pipeline: Pipeline, rank: int, m: int, hops: int, weights_after: int | None) -> list[Work]:
+def _in_rounds(pipeline: Pipeline, rank: int, m: int, hops: int, weights_after: int | None) -> list[StagePass]:
     """Rounds of micro-batches: a round goes through all stages of a rank before the next round begins. `hops`: how many more forwards a
     rank runs ahead for each rank behind it. `weights_after`: after how many backwards those of weights begin; None: they are not apart."""
     ranks, stages = pipeline.ranks, pipeline.virtual
@@ -273,19 +271,19 @@ def _forwards_ahead(pipeline: Pipeline, rank: int, m: int, hops: int) -> int:
     return min(m * pipeline.virtual, (pipeline.virtual - 1) * _round_of(pipeline, m) + hops * behind)
 
 
-def _number_passes(what: Pass, stage_of: Callable[[int], int]) -> Callable[[int], Work]:
+def _number_passes(what: Pass, stage_of: Callable[[int], int]) -> Callable[[int], StagePass]:
     """Return the k-th pass of a kind on a rank; each stage takes its micro-batches in order."""
     seen: Counter[int] = Counter()
 
-    def work(k: int) -> Work:
+    def work(k: int) -> StagePass:
         stage = stage_of(k)
         seen[stage] += 1
-        return Work(stage, what, seen[stage] - 1)
+        return StagePass(stage, what, seen[stage] - 1)
 
     return work
 
 
-def _v_shaped(pipeline: Pipeline, rank: int, m: int) -> list[Work]:
+def _v_shaped(pipeline: Pipeline, rank: int, m: int) -> list[StagePass]:
     """Two stages a rank, one met on the way to the last rank and one on the way back. Fewer micro-batches than fill the V leave gaps."""
     v = _V(rank, 2 * pipeline.ranks - 1 - rank, m)
     v.fill(pipeline.ranks, rank)
@@ -300,7 +298,7 @@ class _V:
     def __init__(self, down: int, up: int, real: int) -> None:
         self.down, self.up, self.real = down, up, real
         self.passed: Counter[tuple[int, Pass]] = Counter()
-        self.works: list[Work] = []
+        self.works: list[StagePass] = []
 
     def run(self, stage: int, *passes: Pass) -> None:
         for what in passes:
@@ -308,7 +306,7 @@ class _V:
             number = self.passed[stage, what]
             self.passed[stage, what] += 1
             if number < self.real:
-                self.works.append(Work(stage, what, number))
+                self.works.append(StagePass(stage, what, number))
 
     def fill(self, ranks: int, rank: int) -> None:
         """Forwards until the first gradient comes; ranks further behind get it sooner."""

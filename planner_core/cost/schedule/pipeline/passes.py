@@ -15,7 +15,7 @@ from planner_core.core import Graph, Plan, largest_local_shape
 from planner_core.cost.model import CostModel, cost_model_of
 from planner_core.cost.resolved_ops import local_bytes
 from planner_core.cost.schedule.events import Event, schedule_pass
-from planner_core.cost.schedule.pipeline.orders import Pass, Work, rank_orders
+from planner_core.cost.schedule.pipeline.orders import Pass, StagePass, rank_orders
 from planner_core.cost.schedule.pipeline.stages import StagePlan, boundary_states, stage_plans, tied_weights
 from planner_core.cost.schedule.units import ScheduledUnit, schedule_units
 from planner_core.cost.step import sum_traffic
@@ -29,7 +29,7 @@ class ScheduledPass:
     """One micro-batch's pass through a stage: its events in order; and the bytes of each tensor that it then sends, to a rank of the
     pipeline (`to` is None if nothing is sent)."""
 
-    work: Work
+    work: StagePass
     events: tuple[Event, ...]
     to: int | None
     sends: tuple[int, ...]
@@ -79,7 +79,7 @@ def schedule_ranks(plan: Plan, graph: Graph) -> list[RankWork]:
 
 
 def _scheduled_pass_of(
-    plan: Plan, units: list[ScheduledUnit], work: Work, sent: list[tuple[list[int], list[int]]], model: CostModel
+    plan: Plan, units: list[ScheduledUnit], work: StagePass, sent: list[tuple[list[int], list[int]]], model: CostModel
 ) -> ScheduledPass:
     cut, last = plan.pipeline, model.workload.accumulate - 1
     assert cut is not None

@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner_core.core import Pipeline, StageCost
-from planner_core.cost.schedule.pipeline.orders import Pass, Work, check_micro_batches, work_columns
+from planner_core.cost.schedule.pipeline.orders import Pass, StagePass, check_micro_batches, work_columns
 
 LAST_OF_GRADIENTS = (Pass.BACKWARD, Pass.WEIGHT)
 """The passes that make gradients of weights."""
@@ -55,7 +55,7 @@ class Span:
     """One piece of work of a rank, in seconds from the begin of the step."""
 
     rank: int
-    work: Work
+    work: StagePass
     start_s: float
     end_s: float
 

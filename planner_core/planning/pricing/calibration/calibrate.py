@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from planner_core.core import Cluster, Collectives, DeviceMesh, Gpu, InputError, Level, load_cluster, named
+from planner_core.cost import Floats
 from planner_core.cost.communication import axis_links, collective_time
 from planner_core.cost.compute import product_seconds
 from planner_core.ops import Gemm
 from planner_core.planning.pricing.calibration.fits import Fit
-from planner_core.planning.pricing.calibration.fitting import Floats, Predict, fit_constants
+from planner_core.planning.pricing.calibration.fitting import Predict, fit_constants
 from planner_core.planning.pricing.calibration.measured import Collective, Machine, MeasuredStep, Product
 from planner_core.planning.pricing.price import Pricer, check_statement
 from planner_core.planning.pricing.speed import Speed

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner_core.planning.pricing.calibration.fitting import Floats, Residual
+from planner_core.cost import Floats
+from planner_core.planning.pricing.calibration.fitting import Residual
 
 MAX_TIMINGS = 300
 """Timings of one fit that a file keeps; of more, as many are taken at equal distances."""
 
 
-class Timing(NamedTuple):
+class FittedTime(NamedTuple):
     """A timing in seconds: as it was measured, and as it is predicted by the constants before the fit and after it."""
 
     measured: float
@@ -31,14 +32,14 @@ class Fit:
     source: str
     before: Residual
     after: Residual
-    timings: tuple[Timing, ...]
+    timings: tuple[FittedTime, ...]
 
     @staticmethod
     def from_times(group: str, source: str, measured: Floats, before: Floats, after: Floats) -> Fit:
         """Return the fit to seconds [timing], as measured, and as predicted before and after."""
         rows = np.stack([measured, before, after], axis=1)
         sample = rows[np.linspace(0, len(rows) - 1, min(len(rows), MAX_TIMINGS)).astype(int)]
-        timings = tuple(Timing(*row) for row in sample.tolist())
+        timings = tuple(FittedTime(*row) for row in sample.tolist())
         return Fit(group, source, Residual.from_times(before, measured), Residual.from_times(after, measured), timings)
 
     def to_json(self) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def read_fits(gpu: Mapping[str, Any]) -> tuple[Fit, ...]:
     fits = []
     for group, entry in sources.items() if isinstance(sources, dict) else ():
         try:
-            rows = [Timing(*map(float, row)) for row in entry["timings"][:MAX_TIMINGS]]
+            rows = [FittedTime(*map(float, row)) for row in entry["timings"][:MAX_TIMINGS]]
             fit = Fit(
                 str(group)[:40],
                 str(entry["source"])[:80],

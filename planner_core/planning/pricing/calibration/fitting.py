@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from planner_core.cost import Floats
+
 Predict = Callable[[Mapping[str, float]], Floats]
 """Predicts the seconds of every timing from the constants."""
 MAX_STEPS, MAX_HALVINGS, DELTA = 25, 8, 1e-4

@@ -160,7 +160,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ConfigRow:
     """An option of the statement, and the fields that state it. Tools rename fields; the first field with a value counts.
 
     `kind` is `int`, `bool` (true if any field is), or a mapping from the tool's words to values. `values`: the option's values for
@@ -173,19 +173,19 @@ class Setting:
     values: tuple[Any, Any] = (False, True)
 
 
-def count(option: str, *fields: str, default: int | None = None) -> Setting:
+def count(option: str, *fields: str, default: int | None = None) -> ConfigRow:
     """Return a row for a positive whole number."""
-    return Setting(option, fields, int, default)
+    return ConfigRow(option, fields, int, default)
 
 
-def switch(option: str, *fields: str, off: Any = False, on: Any = True) -> Setting:
+def switch(option: str, *fields: str, off: Any = False, on: Any = True) -> ConfigRow:
     """Return a row for flags. `off` None leaves the option out where no flag is set."""
-    return Setting(option, fields, bool, off, (off, on))
+    return ConfigRow(option, fields, bool, off, (off, on))
 
 
-def choice(option: str, name: str, words: Mapping[str, Any], default: str | None = None) -> Setting:
+def choice(option: str, name: str, words: Mapping[str, Any], default: str | None = None) -> ConfigRow:
     """Return a row for a word of the tool. `default`: the tool's own default."""
-    return Setting(option, (name,), words, default)
+    return ConfigRow(option, (name,), words, default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Table:
     change a price, separated by spaces."""
 
     tool: str
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[ConfigRow, ...] = ()
     sizes: Mapping[str, str] = field(default_factory=dict)
     no_effect: str = ""
 
@@ -324,7 +324,7 @@ class Fields:
                 options[row.option] = value
         return options
 
-    def _read_setting(self, row: Setting) -> Any:
+    def _read_setting(self, row: ConfigRow) -> Any:
         if row.kind is bool:
             flags = [self.read_flag(name) for name in row.fields]  # a list, so that every field counts as read
             return row.values[any(flags)]
