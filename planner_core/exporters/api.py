@@ -6,9 +6,10 @@ export(plan, "torchrun", "train.py")      # writes the file whole or not at all,
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from planner_core.core import (
     STANDIN_LOSS,
@@ -28,9 +29,11 @@ from planner_core.exporters.nearest import (
     FormCost,
     data_parallel_plans,
     fills_cluster,
+    list_run_differences,
     megatron_alternatives,
     nearest_plan,
     price_file,
+    unstated_dtype,
     unstated_options,
 )
 from planner_core.exporters.remarks import NEAREST, PRICE_FILE, Remark, RemarkKind, name_file
@@ -82,8 +85,9 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
     if layout.recompute is None:
         remark = "it has no price in this form: the planner does not price which layers are recomputed here"
         return ExportedPlan(text, (*remarks, remark))
+    unstated = unstated_dtype(plan, text) if target.states_run and fills_cluster(plan) else {}
     try:
-        priced = _price_form(plan, target, text, layout)
+        priced = _price_form(plan, target, text, layout, unstated)
     except InputError as error:
         # The file is what was asked for, so it is written; only its price is lacking.
         return ExportedPlan(text, (*remarks, Sentence("it has no price in this form: ", error.sentence)))
@@ -92,8 +96,8 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
     if target.states_run:
         stack = f"its price is that of the written file: a run on {target.title}'s own kernels and buffers"
         host = (note.sentence for note in priced[0].notes if note.kind is NoteKind.UNKNOWN_HOST)
-        remarks = (*remarks, stack, *host)
-    return ExportedPlan(text, remarks, priced[1])
+        remarks = (*remarks, *list_run_differences(plan, priced[0]), stack, *host)
+    return ExportedPlan(text, (*remarks, *_read_back(unstated)), priced[1])
 
 
 def _shortage(plan: Plan) -> Sentence:
@@ -112,20 +116,24 @@ def _price_ranks(plan: Plan, text: str, remarks: tuple[str, ...], shards: int) -
         priced = price_file(plan, text, unstated)
     except InputError as error:
         return ExportedPlan(text, (*remarks, Sentence("it has no price in this form: ", error.sentence)))
-    remark = Remark(
-        PRICE_FILE,
-        " reads it back with what it does not state: ",
-        Sentence.from_list(" ", (named(name, value) for name, value in unstated.items())),
-        kind=RemarkKind.READ_BACK,
-    )
-    return ExportedPlan(text, (*remarks, remark) if unstated else remarks, priced[1] if priced else None)
+    differences = list_run_differences(plan, priced[0]) if priced else ()
+    return ExportedPlan(text, (*remarks, *differences, *_read_back(unstated)), priced[1] if priced else None)
 
 
-def _price_form(plan: Plan, target: Target, text: str, layout: TpLayout) -> tuple[Plan, FormCost] | None:
+def _read_back(unstated: Mapping[str, Any]) -> tuple[Remark, ...]:
+    """Return a remark on the options that a written file does not state; none where it states all."""
+    stated = Sentence.from_list(" ", (named(name, value) for name, value in unstated.items()))
+    remark = Remark(PRICE_FILE, " reads it back with what it does not state: ", stated, kind=RemarkKind.READ_BACK)
+    return (remark,) if unstated else ()
+
+
+def _price_form(
+    plan: Plan, target: Target, text: str, layout: TpLayout, unstated: Mapping[str, Any]
+) -> tuple[Plan, FormCost] | None:
     # A plan that was scaled down for a few processes fills no cluster, so its links have no bandwidth to price.
     if not fills_cluster(plan):
         return None
-    return price_file(plan, text) if target.states_run else nearest_plan(plan, layout)
+    return price_file(plan, text, unstated) if target.states_run else nearest_plan(plan, layout)
 
 
 def _unsupported_features(plan: Plan, target: Target) -> Iterator[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from planner_core.core import BlockLabel, ParamPlan, Plan, Sentence, Shard, glob_name, named
 from planner_core.cost import block_of, micro_batch, zero_stage
-from planner_core.exporters.configs.common import gathering_remarks, gradient_dtype, stated_tokens
+from planner_core.exporters.configs.common import gathering_remarks, gradient_dtype, stated_run, stated_tokens
 from planner_core.exporters.remarks import FILE, PRICE_FILE, Remark, RemarkKind, name_file
 from planner_core.exporters.source import template_text
 from planner_core.models import load_plan_graph
@@ -149,7 +149,7 @@ def _layout_remark(plan: Plan, sharding: BatchSharding) -> tuple[str, ...]:
     # Weights that stay gathered between forward and backward, with sharded gradients and states, are ZeRO-2.
     layout = Layout(dp=sharding.shard, zero=2) if frees == {False} else Layout(sharding.replicate, sharding.shard)
     stated = {"layout": str(layout), "micro_batch": micro_batch(plan), "accumulate": plan.accumulate}
-    stated |= stated_tokens(plan)
+    stated |= stated_tokens(plan) | stated_run(plan)
     stated |= {"recompute": "full"} if recompute_by_hand(plan) else {}
     return (
         Remark(

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 from planner_core.core import (
-    SOFTWARE,
     ZERO,
     Cluster,
     DeviceMesh,
@@ -21,11 +20,12 @@ from planner_core.core import (
     Plan,
     Sentence,
     axis_names,
+    keeps_masters,
     memory_amount,
     time_amount,
 )
 from planner_core.cost import workload_of
-from planner_core.exporters.configs.common import stated_tokens
+from planner_core.exporters.configs.common import gradient_dtype, stated_run, stated_tokens
 from planner_core.models import load_plan_graph
 from planner_core.planning import (
     Planner,
@@ -124,17 +124,47 @@ def unstated_options(plan: Plan, text: str, shards: int = 1) -> dict[str, Any]:
     Example: DeepSpeed's file says nothing of recomputation, which is a call in the script. `shards`: over how many data-parallel ranks the
     plan shards weights, which a file of tensor ranks leaves to the trainer. Raises InputError."""
     setup = _read_written(plan, text)
-    load, layout = plan.workload, setup.layout
-    stated = {"accumulate": 1, "optimizer": "adamw", **setup.options}
+    layout, stated = setup.layout, {"accumulate": 1, **setup.options}
     samples = max(1, plan.graph_batch // layout.data)
-    run = {"accumulate": plan.accumulate, **stated_tokens(plan), "optimizer": load["optimizer"], "micro_batch": samples}
+    run: dict[str, Any] = {"accumulate": plan.accumulate, **stated_tokens(plan), "micro_batch": samples}
     unstated = {name: value for name, value in run.items() if stated.get(name) != value}
     if shards > 1 and layout.zero == 0 and layout.fsdp == 1:
         unstated["layout"] = str(replace(layout, dp=1, fsdp=layout.dp))
     if recompute_by_hand(plan) and stated.get("recompute", "none") == "none":
         unstated["recompute"] = "full"
-    # Kernels that the tool does not choose are those of the plan.
-    return unstated | {n: load[n] for n in SOFTWARE if load.get(n) and not stated.get(n)}
+    # The script makes the optimizer, whatever a reader assumes, and kernels that the tool does not choose are those of the plan. Which
+    # weights are stored is the tool's choice.
+    of_script = {n: value for n, value in stated_run(plan).items() if n == "optimizer" or not stated.get(n)}
+    of_script.pop("precision", None)
+    return unstated | of_script
+
+
+def unstated_dtype(plan: Plan, text: str) -> dict[str, Any]:
+    """Return float32 as an option where it is the dtype of the plan and its file states none: such a run of Megatron-LM computes in it."""
+    dtype = plan.workload["dtype"]
+    return {"dtype": dtype} if dtype == "float32" and "dtype" not in _read_written(plan, text).options else {}
+
+
+def list_run_differences(plan: Plan, priced: Plan) -> list[str]:
+    """Return what of a plan's run its form does otherwise: number formats, optimizer and compilation. `priced`: the run of the form."""
+    here, there = _describe_run(priced), _describe_run(plan)
+    return [
+        f"differs from the plan: it {does} {how} here and {there[does]} there"
+        for does, how in here.items()
+        if how != there[does]
+    ]
+
+
+def _describe_run(plan: Plan) -> dict[str, str]:
+    load = workload_of(plan)
+    stored = "float32" if keeps_masters(load.optimizer, load.precision) else load.dtype
+    return {
+        "computes": f"in {load.dtype}",
+        "stores weights": f"in {stored}",
+        "sums gradients": f"in {gradient_dtype(plan)}",
+        "updates weights": f"by {load.optimizer}",
+        "runs blocks": "compiled" if load.compiled else "operator by operator",
+    }
 
 
 def _read_written(plan: Plan, text: str) -> Setup:

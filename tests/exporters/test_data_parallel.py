@@ -266,8 +266,12 @@ def test_images_have_no_tokens_to_state(target: str) -> None:
 def test_fsdp2_code_names_the_layout_that_prices_it() -> None:
     """`price --config` reads no such module, and nothing said how to price it."""
     plan = plans()["FSDP"]
-    said = "price --config FILE reads no such file; state it as --layout fsdp=2 --micro-batch 4 --accumulate 1 --seq 16"
+    said = "price --config FILE reads no such file; state it as --layout fsdp=2 --micro-batch 4 --accumulate 1 --seq 16 --dtype float32"
     assert name_flags(export_text(plan, "fsdp2").remarks[-1]) == said
+    run = {"stack": "fsdp2", "gradients": "bfloat16", "loss": "whole", "optimizer": "sgd", "precision": "pure"}
+    beside = "--optimizer sgd --precision pure --stack fsdp2 --loss whole --gradients bfloat16"
+    stated = replace(plan, workload={**plan.workload, **run})
+    assert name_flags(export_text(stated, "fsdp2").remarks[-1]).endswith(f"--seq 16 --dtype float32 {beside}")
     stays = {
         label: replace(b, params={n: replace(p, gathered=(), working=(R,)) for n, p in b.params.items()})
         for label, b in plan.blocks.items()

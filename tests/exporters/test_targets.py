@@ -15,6 +15,8 @@ import pytest
 
 import planner_core as shardscope
 from explorer.text.option_words import page_wording
+from planner_core.cli.main import main
+from planner_core.cli.options import name_flags
 from planner_core.core import Plan, Shard, load_cluster
 from planner_core.core.errors import InputError
 from planner_core.cost import zero_stage
@@ -215,7 +217,10 @@ def test_zero_stages_of_deepspeed_and_megatron() -> None:
         data = json.loads(made.text)
         assert data["zero_optimization"] == {"stage": stage}, layout
         assert data["communication_data_type"] == "fp32" and ("data_types" in data) == (stage > 0)
-        assert ("gradients are kept in bfloat16 here" in " ".join(made.remarks)) == (stage == 0)
+        assert (
+            "gradients are kept in bfloat16 here and summed over GPUs in float32, which the plan and the price have for both"
+            in " ".join(made.remarks)
+        ) == (stage == 0)
         assert ("tensor_parallel" in data) == ("tp" in layout)
         assert ("3 of its 12 kinds" in " ".join(made.remarks)) == ("tp" not in layout), "norms stay at stage 0"
     for layout, distributed in (("dp=2,tp=4,zero=1", True), ("dp=2,tp=4", False)):
@@ -234,9 +239,51 @@ def test_the_dtype_of_a_plan_is_that_of_the_run(dtype: str, section: str | None,
     assert [name for name in ("bf16", "fp16") if name in settings] == ([section] if section else [])
     arguments = megatron_flags(TARGETS["megatron"].write(plan)[0])
     assert [name for name in ("bf16", "fp16") if name in arguments] == ([flag] if flag else [])
-    options, remarks, _ = TARGETS["torchtitan"].write(plan)
-    assert ("--training.mixed_precision_param float32" in options) == (dtype == "float32")
-    assert any("torchtitan in bfloat16" in remark for remark in remarks) == (dtype == "float16")
+    made = export_text(plan, "torchtitan")
+    assert ("--training.mixed_precision_param float32" in made.text) == (dtype == "float32")
+    differs = "differs from the plan: it computes in bfloat16 here and in float16 there"
+    assert (differs in made.remarks) == (dtype == "float16")
+    # No flag of Megatron-LM says float32, so its reader has to be told: it took bfloat16, 4 times as fast.
+    beside = "price --config FILE reads it back with what it does not state: --dtype float32"
+    assert (beside in map(name_flags, export_text(plan, "megatron").remarks)) == (dtype == "float32")
+
+
+@pytest.mark.parametrize(
+    ("target", "run", "differs"),
+    [
+        ("megatron", {"optimizer": "sgd", "dtype": "float32"}, ()),
+        ("megatron", {"gradients": "bfloat16"}, ("sums gradients in float32 here and in bfloat16 there",)),
+        ("megatron", {"compiled": True}, ("runs blocks operator by operator here and compiled there",)),
+        ("torchtitan", {"compiled": True}, ()),
+        ("torchtitan", {"optimizer": "sgd"}, ("updates weights by adamw here and by sgd there",)),
+        (
+            "torchtitan",
+            {"precision": "pure"},
+            tuple(f"{does} in float32 here and in bfloat16 there" for does in ("stores weights", "sums gradients")),
+        ),
+        ("deepspeed", {"dtype": "float32", "compiled": True, "optimizer": "sgd"}, ()),
+        ("deepspeed", {"precision": "pure"}, ("stores weights in float32 here and in bfloat16 there",)),
+        ("hf", {"dtype": "float16", "loss": "whole"}, ()),
+    ],
+)
+def test_what_a_file_cannot_carry_of_a_run_is_named(
+    target: str, run: dict[str, Any], differs: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a tool does otherwise than a run is in a remark; all else is in the file, or in the options that price it as the export does."""
+    plan = pricer("llama-3-8b", "1x8-h100").plan(
+        Statement(parse_layout("dp=4,tp=2,sp" if target != "hf" else "dp=4,tp=2"), 2, 2, seq=256, layers=2, **run)
+    )
+    assert plan is not None
+    made = export_text(plan, target)
+    said = [r for r in made.remarks if r.startswith("differs from the plan: it ")]
+    assert said == [f"differs from the plan: it {text}" for text in differs]
+    back = [name_flags(r).split("state: ")[1] for r in made.remarks if "reads it back" in r]
+    (tmp_path / "file").write_text(made.text)
+    given = ["price", "llama-3-8b", "--cluster", "1x8-h100", "--layers", "2", "--config", str(tmp_path / "file")]
+    assert main([*given, *" ".join(back).split(), "--alone", "--json"]) == 0
+    read, priced = json.loads(capsys.readouterr().out), made.nearest
+    assert priced is not None
+    assert (read["step_time_s"], read["memory_bytes"]["peak"]) == (priced.step_time_s, priced.peak_bytes)
 
 
 def test_deepspeed_is_told_zero_3_and_plain_data_parallelism(tmp_path: Path) -> None:

@@ -49,21 +49,20 @@ def _write_plugin(plan: Plan, sharding: BatchSharding) -> tuple[str, list[str], 
         return "DEEPSPEED", _write_deepspeed_section(plan, stage), _list_deepspeed_remarks(plan, stage)
     if stage == 0 and plan.mesh.num_devices > 1:
         ddp = "every rank has the whole model (DDP), and trains on its own part of the batch"
-        differences = [*sharding.differences, *recompute_by_hand(plan), *_sum_differences(plan, "DDP", "float32")]
+        differences = [*sharding.differences, *recompute_by_hand(plan), *_ddp_sums(plan)]
         differing = (f"differs from the plan: {d}" for d in differences)
         return "MULTI_GPU", [], (USE, ddp, *differing, *_batch_remark(plan))
     policies = set(count_recompute_policies(plan))
     whole = f"the plan recomputes by {', '.join(sorted(policies))}, every layer whole here: less memory, more compute"
     differences = [whole] if policies - {"none", "full"} or len(policies) > 1 else []
-    differences += _sum_differences(plan, "FSDP", str(plan.workload["dtype"]))
     remarks = (*list_fsdp_remarks(plan, sharding, USE, differences), *_batch_remark(plan))
     return "FSDP", _write_fsdp_section(sharding, recomputes=bool(policies - {"none"})), remarks
 
 
-def _sum_differences(plan: Plan, what: str, dtype: str) -> list[str]:
-    """Return the difference from the plan where accelerate sums gradients in another dtype, for which its file has no field."""
+def _ddp_sums(plan: Plan) -> list[str]:
+    """Return the difference from the plan where DDP sums gradients in another dtype, for which accelerate's file has no field."""
     planned = gradient_dtype(plan)
-    return [] if planned == dtype else [f"{what} sums gradients in {dtype} here and in {planned} in the plan"]
+    return [] if planned == "float32" else [f"DDP sums gradients in float32 here and in {planned} in the plan"]
 
 
 def _write_fsdp_section(sharding: BatchSharding, *, recomputes: bool) -> list[str]:

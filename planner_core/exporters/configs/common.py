@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from planner_core.core import Cluster, InputError, Pipeline, Plan, named_form
+from planner_core.core import DEFAULT_PRECISION, SOFTWARE, Cluster, InputError, Pipeline, Plan, named_form
 from planner_core.cost import workload_of
 from planner_core.models import VOCABULARY
 from planner_core.planning.methods import TpLayout
@@ -92,6 +92,18 @@ def stated_tokens(plan: Plan) -> dict[str, int]:
     """Return the tokens of a sample as an option; none of a model without tokens, such as one of images, whose samples count as one."""
     seq, has_tokens = int(plan.workload["seq"]), VOCABULARY in (plan.model.get("config") or {})
     return {"seq": seq} if seq > 1 or has_tokens else {}
+
+
+def stated_run(plan: Plan) -> dict[str, Any]:
+    """Return the options of a plan's run that `price` would assume otherwise: number formats, optimizer and kernels."""
+    load = plan.workload
+    assumed = {
+        "dtype": Cluster.from_json(dict(plan.cluster)).gpu.training_dtype,
+        "optimizer": "adamw",
+        "precision": DEFAULT_PRECISION,
+        **dict.fromkeys(SOFTWARE),
+    }
+    return {name: load[name] for name, value in assumed.items() if load.get(name) and load[name] != value}
 
 
 def dump_json(data: dict[str, Any]) -> str:

@@ -163,8 +163,8 @@ def _gradient_remarks(plan: Plan, stage: int) -> list[str]:
     if stage or gradient_dtype(plan) == plan.workload["dtype"]:
         return []
     return [
-        f"gradients are kept in {plan.workload['dtype']} here and in {gradient_dtype(plan)} in the plan: DeepSpeed keeps them in another "
-        "dtype than the model's with ZeRO only"
+        f"gradients are kept in {plan.workload['dtype']} here and summed over GPUs in {gradient_dtype(plan)}, which the plan and the "
+        "price have for both: DeepSpeed keeps them in another dtype than the model's with ZeRO only"
     ]
 
 

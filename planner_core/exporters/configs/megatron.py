@@ -59,6 +59,7 @@ def write_megatron(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         # Without either Megatron-LM trains in float32.
         "bf16": plan.workload["dtype"] == "bfloat16",
         "fp16": plan.workload["dtype"] == "float16",
+        **({"optimizer": "sgd"} if plan.workload["optimizer"] == "sgd" else {}),
         **_architecture_flags(plan, config),
         **recompute,
         **_data_parallel_flags(plan, layout),

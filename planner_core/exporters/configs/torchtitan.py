@@ -64,6 +64,7 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     lines += [f"--{name} {value}" for name, value in options.items()]
     # torchtitan splits tokens beside tensor parallelism unless it is told not to.
     lines += [] if layout.sequence or layout.size == 1 else ["--parallelism.no-enable_sequence_parallel"]
+    lines += ["--compile.enable"] if load.get("compiled") else []
     policies = [p for p, _ in count_recompute_policies(plan).most_common()] or ["none"]
     policy = policies[0] if len(policies) == 1 and policies[0] in POLICIES else "full"
     lines.append(f"activation-checkpoint:{policy}")
@@ -72,8 +73,6 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         differences.append(
             f"the plan recomputes by {', '.join(policies)}, every layer whole here: less memory, more compute"
         )
-    if load["dtype"] == "float16":
-        differences.append("the plan computes in float16, torchtitan in bfloat16, in which a GPU may be slower")
     head = f"# {plan.model['name']}, plan {json.dumps(plan.name)}: the degrees that torchtitan knows."
     layout.differences = [d for d in layout.differences if d.kind not in TOKENS_OR_GATHERED]
     return (
