@@ -125,6 +125,7 @@ def show_memory_and_traffic(shown: PlansById, homes: Mapping[str, Result]) -> No
         limits = {n: step_parts.memory_limit_bytes(homes[n]) for n in shown}
         alt = "Memory per GPU of each plan by kind"
         frame.show_chart(charts.memory_bars(shown, look, limits), "memory", alt)
+        _show_keys(charts.memory_keys(shown))
     with right:
         kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
         st.markdown(
@@ -136,6 +137,16 @@ def show_memory_and_traffic(shown: PlansById, homes: Mapping[str, Result]) -> No
             "collectives",
             "Bytes sent by each plan, by phase, collective and mesh axis",
         )
+        _show_keys(charts.collective_keys(shown, look))
+
+
+def _show_keys(keys: Sequence[charts.Key]) -> None:
+    """Draw the legend of a chart."""
+    marks = (
+        f"<span><i class='{pattern}' style='background-color: {colour}'></i>{html.escape(name)}</span>"
+        for name, colour, pattern in keys
+    )
+    st.html(f"<p class='bar-keys'>{''.join(marks)}</p>")
 
 
 def show_links(shown: PlansById) -> None:

@@ -20,12 +20,13 @@ from explorer.text.words import plan_title
 from planner_core.core import PHASES, Plan
 
 GIB = units.GIB
-LEGEND_ROW = 20
-"""Pixels of one entry of a legend."""
 MIN_NAMED_SHARE = 0.005
 """A collective of a smaller share of the largest is a bar of less than a pixel or two, which the legend does not name."""
-PATTERNS = ("", "/", ".")
-"""One per mesh axis, so that axes differ without colour; the innermost is plain."""
+PATTERNS = (("", ""), ("/", "slanted"), (".", "dotted"))
+"""One per mesh axis, so that axes differ without colour; the innermost is plain. As Plotly and as css/parts.css name it."""
+
+Key = tuple[str, str, str]
+"""An entry of a legend: words, colour, and class of its pattern (css/parts.css)."""
 
 
 def memory_bars(plans: Mapping[str, Plan], theme: Theme, limits: Mapping[str, int]) -> go.Figure:
@@ -61,10 +62,21 @@ def memory_bars(plans: Mapping[str, Plan], theme: Theme, limits: Mapping[str, in
         )
     capacities = [limits[n] for n in plans]
     _draw_limits(figure, capacities, theme)
-    figure.update_layout(barmode="stack")
     figure.update_xaxes(range=[0, max(*(c / GIB for c in capacities), *ends) * 1.16], nticks=5)
+    return _apply_style(figure, theme, len(names))
+
+
+def memory_keys(plans: Mapping[str, Plan]) -> list[Key]:
+    """Return the legend of `memory_bars`."""
+    kinds = [k for k in MEMORY_KINDS if any(p.cost.memory_bytes.get(k) for p in plans.values())]
+    return [*((MEMORY_NAMES[k], MEMORY_COLOURS[k], "") for k in kinds), ("peak", "currentColor", "upright")]
+
+
+def _apply_style(figure: go.Figure, theme: Theme, num_plans: int) -> go.Figure:
+    """Stack bars, a row a plan: charts beside each other have their rows at one height. Their legends are the page's."""
+    figure.update_layout(barmode="stack", bargap=0.5)
     figure.update_yaxes(autorange="reversed")
-    return apply_style(figure, theme, 190 + 46 * len(names))
+    return apply_style(figure, theme, 100 + 50 * num_plans).update_layout(showlegend=False, margin_b=30)
 
 
 def _draw_limits(figure: go.Figure, capacities: Sequence[int], theme: Theme) -> None:
@@ -88,7 +100,6 @@ def _draw_limits(figure: go.Figure, capacities: Sequence[int], theme: Theme) -> 
             showarrow=False,
             font={"size": 12.5},
         )
-    figure.update_layout(bargap=0.5)  # room for the words between the bars
 
 
 def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
@@ -101,15 +112,8 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
         cols=len(phases), shared_xaxes="all", shared_yaxes=True, subplot_titles=phases, horizontal_spacing=0.04
     )
     names = [_plan_label(p) for p in plans.values()]
-    keys = dict.fromkeys(
-        (t.kind, p.mesh.name_of(t.axes)) for p in plans.values() for t in p.cost.traffic if t.wire_bytes
-    )
-    largest = {
-        (kind, axis): max(_sent_bytes_and_calls(p, phase, kind, axis)[0] for p in plans.values() for phase in phases)
-        for kind, axis in keys
-    }
-    axes = sorted({axis for _, axis in keys}, key=lambda axis: (axis == "data", axis))
-    for kind, axis in keys:
+    patterns = _patterns(plans)
+    for kind, axis in _most_sent(plans):
         for col, phase in enumerate(phases, 1):
             rows = [_sent_bytes_and_calls(p, phase, kind, axis) for p in plans.values()]
             figure.add_bar(
@@ -117,8 +121,6 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
                 x=[r[0] / 1e9 for r in rows],
                 orientation="h",
                 name=f"{kind} on {axis}",
-                legendgroup=f"{kind}{axis}",
-                showlegend=col == 1 and largest[kind, axis] >= MIN_NAMED_SHARE * max(largest.values()),
                 row=1,
                 col=col,
                 customdata=[f"{phase},{kind},{axis}"] * len(names),
@@ -130,7 +132,7 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
                     "color": KIND_COLOURS.get(kind, theme.faint),
                     "line": {"width": 1, "color": theme.surface},
                     "pattern": {
-                        "shape": PATTERNS[axes.index(axis) % 3],
+                        "shape": patterns[axis][0],
                         "fillmode": "overlay",
                         "fgcolor": theme.surface,
                         "size": 7,
@@ -138,12 +140,31 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
                     },
                 },
             )
-    figure.update_layout(barmode="stack", bargap=0.5)  # in a higher chart, bars about as thick as those of memory
     figure.update_xaxes(rangemode="tozero", nticks=4, tickangle=0)  # panels of a phone are narrow
-    figure.update_yaxes(autorange="reversed", col=1)
-    # On a phone the legend is one column. Plotly scrolls it above half of the figure, unless it may be higher.
-    apply_style(figure, theme, 170 + 46 * len(names) + LEGEND_ROW * len(keys))
-    return figure.update_layout(legend_maxheight=LEGEND_ROW * (len(keys) + 1))
+    return _apply_style(figure, theme, len(names))
+
+
+def collective_keys(plans: Mapping[str, Plan], theme: Theme) -> list[Key]:
+    """Return the legend of `collectives_bars`: of the bars that can be seen."""
+    most, patterns = _most_sent(plans), _patterns(plans)
+    named = [key for key, size in most.items() if size >= MIN_NAMED_SHARE * max(most.values())]
+    return [(f"{kind} on {axis}", KIND_COLOURS.get(kind, theme.faint), patterns[axis][1]) for kind, axis in named]
+
+
+def _most_sent(plans: Mapping[str, Plan]) -> dict[tuple[str, str], int]:
+    """Return by collective and mesh axis the most bytes that a plan sends so in a phase."""
+    keys = dict.fromkeys(
+        (t.kind, p.mesh.name_of(t.axes)) for p in plans.values() for t in p.cost.traffic if t.wire_bytes
+    )
+    return {
+        (kind, axis): max(_sent_bytes_and_calls(p, phase, kind, axis)[0] for p in plans.values() for phase in PHASES)
+        for kind, axis in keys
+    }
+
+
+def _patterns(plans: Mapping[str, Plan]) -> dict[str, tuple[str, str]]:
+    axes = sorted({axis for _, axis in _most_sent(plans)}, key=lambda axis: (axis == "data", axis))
+    return {axis: PATTERNS[k % len(PATTERNS)] for k, axis in enumerate(axes)}
 
 
 def _sent_bytes_and_calls(plan: Plan, phase: str, kind: str, axis: str) -> tuple[int, int]:

@@ -49,14 +49,18 @@ def test_bars_hold_the_plans_numbers(result: Result, plans: dict[str, Plan], the
     assert sum(t.x[0] for t in bars.data) * 1e9 == pytest.approx(sum(t.wire_bytes for t in result.best.cost.traffic))
     longest = max(x for t in bars.data for x in t.x)
     visible = {t.name for t in bars.data if max(t.x) >= charts.MIN_NAMED_SHARE * longest}
-    assert {t.name for t in bars.data if t.showlegend} == visible, (
+    named = [name for name, _, _ in charts.collective_keys(plans, theme)]
+    assert set(named) == visible and len(named) == len(visible), (
         "a name for each bar that can be seen, and for no other"
     )
     assert {axis.matches for axis in bars.select_xaxes()} <= {None, "x"}, "the phases have one scale"
     assert sum(axis.matches is None for axis in bars.select_xaxes()) == 1
-    # in one column, as on a phone: Plotly scrolls what is higher than half of the figure, or than the height stated
-    entries = sum(t.showlegend for t in bars.data)
-    assert bars.layout.legend.maxheight > charts.LEGEND_ROW * entries < bars.layout.height - 150
+    drawn_as = {(t.name, t.marker.color, dict(charts.PATTERNS)[t.marker.pattern.shape]) for t in bars.data}
+    assert set(charts.collective_keys(plans, theme)) <= drawn_as, "the legend has the bars' colours and patterns"
+    assert {(t.name, t.marker.color, "") for t in stacks.data if t.type == "bar" and any(t.x)} == set(
+        charts.memory_keys(plans)[:-1]
+    )
+    assert stacks.layout.height == bars.layout.height and stacks.layout.bargap == bars.layout.bargap, "rows are level"
 
 
 def test_the_streams_drawn_are_the_steps_work(result: Result, plans: dict[str, Plan]) -> None:
