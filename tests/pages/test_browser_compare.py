@@ -67,6 +67,24 @@ def test_the_step_in_time_opens_down_to_operators_and_downloads_as_a_trace(visit
     assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["Best plan", "Megatron-LM"]
 
 
+STRENGTHS = """(canvas, y) => {
+  const scale = canvas.width / canvas.clientWidth;
+  const row = canvas.getContext("2d").getImageData(92 * scale, y * scale, canvas.width, 1).data;
+  return [...row.filter((_, k) => k % 4 === 3)].map((alpha) => alpha / 255);
+}"""
+
+
+def test_work_shorter_than_a_pixel_is_seen_in_the_whole_step(visit: Visit) -> None:
+    """Of a lane with short collectives the dark theme showed next to nothing."""
+    visit.page.set_viewport_size({"width": 800, "height": 900})
+    visit.page.emulate_media(color_scheme="dark")
+    visit.open("/compare?compare=best,megatron-lm")
+    canvas = visit.page.locator(".streams canvas")
+    expect(canvas).to_have_attribute("aria-label", re.compile("Megatron-LM: .*waits"))
+    strengths = canvas.evaluate(STRENGTHS, 238)
+    assert sum(strength > 0.5 for strength in strengths) > 60, "the collectives of Megatron-LM"
+
+
 def words_at(page: Page, canvas: Locator, card: Locator, x: float, y: float) -> str:
     """What the card says of the work at a point of the canvas."""
     box = canvas.bounding_box()

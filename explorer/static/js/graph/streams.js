@@ -354,7 +354,8 @@ class Streams {
     ctx.globalAlpha = (kind?.colour ? full : plain) * dim;
     ctx.fillStyle = kind?.hatch ? hatched(ctx, ink) : kind?.colour || ink;
     if (kind?.hatch) ctx.globalAlpha = 0.35 * dim;
-    ctx.fillRect(left, top, wide > 8 ? wide - 0.75 : wide, BAR);
+    // Thinner than a pixel it would fade into the page; work that follows at once is drawn over what is too much.
+    ctx.fillRect(left, top, wide > 8 ? wide - 0.75 : Math.max(wide, 1), BAR);
     ctx.globalAlpha = 1;
     const begin = Math.max(left, LEFT);
     const seen = Math.min(left + wide, LEFT + this.width()) - begin;
