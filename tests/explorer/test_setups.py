@@ -217,7 +217,7 @@ def test_the_setup_is_exported_and_its_command_makes_it_again(monkeypatch: pytes
     at = open_page("overview", **OWN, plan=setups.PLAN_ID)
     at.button(key="export").click().run()
     assert not at.exception and [p.method for p in made] == ["layout"]
-    command = next(c.value for c in at.code if c.value.startswith("python -m planner_core plan"))
+    (command,) = (c.value.replace("\\\n", "") for c in at.code if c.value.startswith("python -m planner_core plan"))
     assert "--layout dp=8,zero=1" in command and "--pick 'our current setup'" in command
     assert main([*shlex.split(command)[3:-1], str(tmp_path / "plan.json")]) == 0
     assert load_plan(tmp_path / "plan.json").cost == made[0].cost

@@ -355,6 +355,21 @@ def test_the_launch_line_of_torchtitan_leaves_the_comments_of_its_file_out() -> 
     assert own.endswith("-m torchtitan.train --module MODEL --config CONFIG $(grep -v '^#' torchtitan.txt)")
 
 
+@pytest.mark.parametrize("target", ["torchrun", "torchtitan", "megatron", "accelerate", "fsdp2", "deepspeed", "plan"])
+def test_a_broken_command_is_the_same_to_a_shell(target: str) -> None:
+    """A line ended in “--” and went on with “data”: who typed what he read put a space there."""
+    command = commands.launch_command(target, load_cluster("2x8-h100"), "file.txt").replace("$(", "'' $(echo ")
+    if target == "plan":
+        command = commands.plan_command(
+            Request("llama-3-8b", seq=2048), "a folder/it's.json", "trade-off with recomputation 1"
+        )
+    shown = commands.break_line(command)
+    lines = shown.split(" \\\n  ")
+    assert len(lines) > 1 and " ".join(lines) == command and max(map(len, shown.splitlines())) <= commands.LINE_LENGTH
+    typed = [subprocess.check_output(["sh", "-c", f"HEAD=a; printf '%s|' {text}"]) for text in (command, shown)]
+    assert typed[0] == typed[1] and b"--" in typed[0]
+
+
 @pytest.mark.parametrize("target", ["torchrun", "torchtitan", "megatron", "accelerate", "fsdp2", "deepspeed"])
 def test_the_dialog_says_a_launch_line_once(target: str) -> None:
     """An exporter's remark has a launch line for the command line; on the page only what it adds stays, with the page's name of the file."""

@@ -92,6 +92,14 @@ def test_on_a_phone_the_graph_is_as_high_as_its_drawing(visit: Visit) -> None:
     assert frame and drawing and drawing["height"] < frame["height"] < drawing["height"] + 130
 
 
+def test_a_launch_line_is_whole_beside_its_button(visit: Visit) -> None:
+    visit.page.set_viewport_size({"width": 1440, "height": 900})
+    visit.open("/?layers=2")
+    line = visit.page.locator(".st-key-export_bar pre")
+    line.get_by_text("--data").wait_for()
+    assert line.evaluate("e => e.scrollWidth <= e.clientWidth")
+
+
 @pytest.mark.parametrize("page", ["", "plans", "compare", "whatif", "measured", "learn?lesson=choose"])
 def test_nothing_is_wider_than_a_phone(visit: Visit, page: str) -> None:
     visit.page.set_viewport_size({"width": 400, "height": 850})

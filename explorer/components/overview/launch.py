@@ -70,8 +70,7 @@ def show_export_bar(result: Result, plan_id: str, plan: Plan) -> None:
             args=(result, plan_id, plan, target),
         )
         if plan.fits:
-            launch = commands.launch_command(target.name, result.cluster, file_name(target))
-            st.code(launch, language="bash", wrap_lines=True)
+            _show_command(commands.launch_command(target.name, result.cluster, file_name(target)))
         else:
             st.caption("A plan that does not fit is not launched.")
     opened: Opened | None = st.session_state.get("exporting")
@@ -79,6 +78,11 @@ def show_export_bar(result: Result, plan_id: str, plan: Plan) -> None:
         show_export_dialog(opened)
     else:
         _close_dialog()  # the address has changed under it
+
+
+def _show_command(command: str) -> None:
+    """Draw what to type, with a button that copies it; a narrow window scrolls it."""
+    st.code(commands.break_line(command), language="bash")
 
 
 def _open_dialog(result: Result, plan_id: str, plan: Plan, target: Target) -> None:
@@ -159,7 +163,7 @@ def _offer_export(home: Result, plan: Plan, target: Target, content: str) -> Non
         if target.plan_suffix:
             plan_name = file.removesuffix(target.suffix) + target.plan_suffix
             frame.offer_file(f"Download {plan_name}", exporting.plan_text(plan), plan_name, "download_beside")
-    st.code(commands.launch_command(target.name, home.cluster, file, content), language="bash", wrap_lines=True)
+    _show_command(commands.launch_command(target.name, home.cluster, file, content))
     lines = content.splitlines()
     st.code("\n".join(lines[:PREVIEW_LINES]), language=LANGUAGES.get(target.suffix, "text"), height=260)
     if len(lines) > PREVIEW_LINES:
@@ -223,6 +227,6 @@ def offer_plan_file(opened: Opened) -> None:
         # Without --pick the command writes what it recommends, which is not known here before stages are searched.
         is_settled = not is_setup and opened.is_searched
         pick = "" if is_settled and plan.name == home.choice.recommended else plan.name
-        st.code(commands.plan_command(request, file, pick), language="bash", wrap_lines=True)
+        _show_command(commands.plan_command(request, file, pick))
     st.caption("Its collectives and memory at full size, in one process; with --ranks 4 its numbers, on real ones:")
-    st.code(commands.verify_command(file), language="bash", wrap_lines=True)
+    _show_command(commands.verify_command(file))
