@@ -167,13 +167,14 @@ class ComparedMethod:
 
 
 def compare_methods(results: Mapping[str, Result | str], sizes: Mapping[str, float]) -> list[ComparedMethod]:
-    """Return a row per method (`results` holds a sentence where it has no plan), then the baselines.
+    """Return a row per method (`results` holds a sentence where it has no plan), then the baselines, all with plans of one stage.
 
     `sizes`: log10 of the size of each method's space.
     """
     compared = [_compare_method(METHODS[name], result) for name, result in results.items()]
     exact = results.get("exact")
-    baselines = {p.method: p for p in exact.plans if p.method in BASELINES} if isinstance(exact, Result) else {}
+    plans = exact.plans if isinstance(exact, Result) else ()
+    baselines = {p.method: p for p in plans if p.method in BASELINES and p.pipeline is None}
     compared += [ComparedMethod(b, "time", baselines[name], None) for name, b in BASELINES.items() if name in baselines]
     return [replace(c, size=sizes.get(c.method.name)) for c in compared]
 

@@ -13,9 +13,9 @@ from explorer.analysis import rows as table_rows
 from explorer.components.plans.methods_panel import FAIRNESS_NOTE, describe_fairness
 from explorer.text.tables import csv_text, json_text
 from planner_core.cost import IDLE, axis_roles
-from planner_core.planning import METHODS, Request
+from planner_core.planning import METHODS, Request, prepare_planner
 from planner_core.planning.analysis import count_spaces
-from planner_core.planning.methods import BASELINES
+from planner_core.planning.methods import BASELINES, parse_layout
 from tests.support.plans import planned
 
 
@@ -75,6 +75,18 @@ def test_a_method_without_a_plan_says_why() -> None:
     made = table_rows.compare_methods({"exact": exact, "atp": "ATP suits no mesh here."}, {})
     assert made[1].plan is None and made[1].above(exact.searched) is None and made[1].why_unproven == ""
     assert table_rows.method_rows(made)[1]["why"] == "ATP suits no mesh here."
+
+
+def test_a_plan_with_stages_has_no_row_among_the_methods() -> None:
+    """The mesh of its one rank was asked for its space on the whole cluster, so that the methods could not be downloaded."""
+    asked = Request("gpt2-xl", cluster="1x8-h100", layers=4)
+    alone, layout = planned(asked), "dp=4,pp=2"
+    staged = prepare_planner(replace(asked, layout=layout, accumulate=2)).stated(parse_layout(layout))
+    assert staged.pipeline and staged.mesh.num_devices == 4
+    results = [replace(alone, plans=(*alone.plans, replace(staged, method=m))) for m in ("data-parallel", "megatron")]
+    for result in results:
+        assert count_spaces(result) == count_spaces(alone)
+        assert table_rows.compare_methods({"exact": result}, {}) == table_rows.compare_methods({"exact": alone}, {})
 
 
 def test_the_note_on_methods_names_what_every_one_of_them_lacks() -> None:

@@ -13,12 +13,13 @@ from planner_core.search.network import Problem
 
 
 def count_spaces(result: Result) -> Mapping[str, float]:
-    """log10 of the size of the space of each method and baseline that has a plan in the result, on the mesh of its plan and with its
-    micro-batches, by the method's name."""
+    """log10 of the size of the space of each method and baseline that has a plan of one stage in the result, on the mesh of its plan and
+    with its micro-batches, by the method's name."""
     planner = prepare_planner(result.request, result.graph)
     sizes_by_method: dict[str, float] = {}
     for plan in result.plans:
-        if plan.method in ALL and plan.method not in sizes_by_method:
+        # A plan with stages is no member of its method's space: its mesh is that of one rank.
+        if plan.pipeline is None and plan.method in ALL and plan.method not in sizes_by_method:
             sizes = [log10_size(build()) for build in planner.builders(ALL[plan.method], plan.mesh)]
             # log10 of a sum of powers. The largest is taken out, since 10 ** 400 is no float.
             sizes_by_method[plan.method] = max(sizes) + math.log10(sum(10 ** (size - max(sizes)) for size in sizes))
