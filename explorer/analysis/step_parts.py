@@ -142,11 +142,11 @@ def explain_difference(rounded: RoundedSteps, chosen: str, rival: str) -> str:
     named = [k for k in REASONS if differences[k] and abs(differences[k]) >= MIN_CAUSE_SHARE * most]
     # A part that goes against the sum explains nothing by itself, so it comes behind those that make it.
     named.sort(key=lambda k: ((differences[k] > 0) != (total > 0), -abs(differences[k])))
-    told = {k: differences[k] for k in named}
-    # What is too small to be named is told in one sum, so that a reader can add up to the difference of the two steps.
-    rest = rounded.total(chosen) - rounded.total(rival) - sum(told.values())
-    if told and rest:
-        told["others"] = rest
+    causes = {k: differences[k] for k in named}
+    # Differences that are too small to be named stand as one sum, so that a reader can add up to the difference of the two steps.
+    rest = rounded.total(chosen) - rounded.total(rival) - sum(causes.values())
+    if causes and rest:
+        causes["others"] = rest
     # The unit stands once, behind the last, unless a larger one has another.
-    texts, unit = units.share_unit([rounded.text(n, sign=True) for n in told.values()])
-    return ", ".join(f"{k} {text}" for k, text in zip(told, texts, strict=True)) + f" {unit}" * bool(unit)
+    texts, unit = units.share_unit([rounded.text(n, sign=True) for n in causes.values()])
+    return ", ".join(f"{k} {text}" for k, text in zip(causes, texts, strict=True)) + f" {unit}" * bool(unit)

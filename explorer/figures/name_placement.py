@@ -47,7 +47,7 @@ class Place(NamedTuple):
     leader: bool
 
     @property
-    def way(self) -> float:
+    def distance(self) -> float:
         """Pixels from the point to the name, and one for its left side."""
         return math.hypot(self.right, self.down) + (self.right < 0)
 
@@ -71,11 +71,11 @@ def place_names(plots: Sequence[Plot], names: Sequence[str]) -> list[Place]:
         length = text_width(names[i], 12.5)
         beside = [Place(side * NAME_OFFSET, 0.0, leader=False) for side in (1, -1)]
         alone = [o for o in beside if all(d.is_alone(i, o, length) for d in drawings)]
-        options = sorted((*alone, *steps), key=lambda o: o.way)
+        options = sorted((*alone, *steps), key=lambda o: o.distance)
         inside = [o for o in options if all(d.is_inside(i, o, length) for d in drawings)]
         least = sum(d.cost(i, places[i], length) for d in drawings) if i in drawings[0].names else math.inf
         for option in inside or options:
-            if len(drawings) * option.way >= least:
+            if len(drawings) * option.distance >= least:
                 break  # the way is a part of the cost, and grows from here
             cost = sum(d.cost(i, option, length) for d in drawings)
             if cost < least:
@@ -115,12 +115,12 @@ class _Drawing:
         others = [*self.marks[:i], *self.marks[i + 1 :], *self.plot.drawn, *names]
         leaders = [leader for j, leader in self.leaders.items() if j != i]
         hidden = sum(_is_within(box, p) for _, points in leaders for p in points)
-        cost = 100 * (_covered_area(box, others) + hidden) + place.way
+        cost = 100 * (_covered_area(box, others) + hidden) + place.distance
         if not place.leader:
             return cost
         own = place.line(point)
-        way = _points_on(own)
-        crossed = sum(_is_within(o, p) for o in others for p in way)
+        path = _points_on(own)
+        crossed = sum(_is_within(o, p) for o in others for p in path)
         near = sum(max(0.0, NAME_OFFSET - _distance(box, p)) for p in self._other_points(i))
         return cost + 8 * (2 * crossed + near) + CROSSING * sum(_do_cross(own, line) for line, _ in leaders)
 

@@ -58,7 +58,7 @@ def device_colour(rank: int) -> str:
 
 
 _DARK, _LIGHT = "#000000", "#ffffff"
-_HELD, _UPDATE, _AGAIN = "#E69F00", "#8C8C8C", "#56B4E9"
+_TRAFFIC, _UPDATE, _RECOMPUTATION = "#E69F00", "#8C8C8C", "#56B4E9"
 
 
 def _make_look(
@@ -70,13 +70,13 @@ def _make_look(
 WORK: tuple[dict[str, Any], ...] = (
     _make_look("part", "", "lasts"),
     _make_look("compute", "compute", "computes", COMPUTE, _LIGHT),
-    _make_look("recomputation", "recomputation", "computes again", _AGAIN, _DARK),
+    _make_look("recomputation", "recomputation", "computes again", _RECOMPUTATION, _DARK),
     _make_look("waits", "waits", "exposed, the GPU waits", COMMUNICATION, _DARK),
-    _make_look("held up by weight traffic", "weight traffic", "exposed, the GPU is held up", _HELD, _DARK),
+    _make_look("held up by weight traffic", "weight traffic", "exposed, the GPU is held up", _TRAFFIC, _DARK),
     _make_look("host", "waits for the host", "the GPU waits for the host", HOST_WAIT, _DARK),
     _make_look("optimizer", "optimizer", "updates", _UPDATE, _DARK),
     _make_look("outside", "", "the GPU has no work"),
-    _make_look("sends", "hidden traffic", "sends", _HELD, pale=True),
+    _make_look("sends", "hidden traffic", "sends", _TRAFFIC, pale=True),
     _make_look("sends now", "", "sends, an operator waits", COMMUNICATION, _DARK),
     _make_look("forward", "forward", "forward", COMPUTE, _LIGHT),
     _make_look("backward", "backward", "backward", "#009E73", _DARK),

@@ -110,7 +110,7 @@ def tile(width: float, height: float, style: Style, words: str = "", size: float
     if look == "S":
         body = f'<rect {frame} fill="{colour}" stroke="{PAPER}" stroke-width="1"/>'
         ink = on_colour(colour)
-        body += again(width, height, ink) if rank is not None and rank >= len(DEVICES) else ""
+        body += repeated_colour_frame(width, height, ink) if rank is not None and rank >= len(DEVICES) else ""
     elif look == "P":
         body = (
             f'<rect {frame} fill="{colour}" fill-opacity="0.14" stroke="{colour}" '
@@ -129,7 +129,7 @@ def tile(width: float, height: float, style: Style, words: str = "", size: float
     return Drawing(width, height, body)
 
 
-def again(width: float, height: float, ink: str) -> str:
+def repeated_colour_frame(width: float, height: float, ink: str) -> str:
     """Return the dotted frame of a device whose colour another one has already."""
     inner = f'x="3" y="3" width="{max(0.0, width - 6):.1f}" height="{max(0.0, height - 6):.1f}"'
     return f'<rect {inner} fill="none" stroke="{ink}" stroke-width="1.5" stroke-dasharray="1.5 2.5"/>'
@@ -214,7 +214,7 @@ def device(rank: int, box: Drawing, words: str = "") -> Drawing:
         f'<rect width="{width:.1f}" height="24" rx="4" fill="{colour}"/>'
         f'<text x="10" y="17" font-size="13.5" font-weight="600" fill="{on_colour(colour)}">{html.escape(name)}</text>'
     )
-    body += again(width, 24, on_colour(colour)) if rank >= len(DEVICES) else ""
+    body += repeated_colour_frame(width, 24, on_colour(colour)) if rank >= len(DEVICES) else ""
     return Drawing(width, height, body + at(10, 32, box))
 
 

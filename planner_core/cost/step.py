@@ -44,7 +44,7 @@ from planner_core.cost.memory.saved import Rerun, is_recomputed
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of, local_bytes, rows_at
 from planner_core.cost.step_messages import (
-    BESIDE,
+    OVERLAPPED,
     Message,
     message_time,
     micro_batch_messages,
@@ -83,10 +83,14 @@ class PricedUnit:
     alone: tuple[Message, ...]
     ends: Ends
 
-    def runs_beside_compute(self, m: Message) -> bool:
+    def overlaps_compute(self, m: Message) -> bool:
         """Return whether a message of a micro-batch runs beside compute."""
         regathers = m.phase == "backward" and not m.gradient
-        return m.category == BESIDE and m.site not in self.ends.before and not (regathers and m.site in self.ends.after)
+        return (
+            m.category == OVERLAPPED
+            and m.site not in self.ends.before
+            and not (regathers and m.site in self.ends.after)
+        )
 
 
 def price(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None) -> Cost:
@@ -212,12 +216,12 @@ def unit_totals(unit: PricedUnit, model: CostModel) -> Floats:
     ends = 0.0
     for message in unit.each:
         seconds, forward = message_time(message, model), message.phase == "forward"
-        if unit.runs_beside_compute(message):
+        if unit.overlaps_compute(message):
             totals[c.FORWARD_TRAFFIC if forward else c.BACKWARD_TRAFFIC] += seconds
         else:
             totals[c.FORWARD if forward else c.BACKWARD] += waited_message_seconds(message, model)
         totals[c.COMMUNICATION] += m * seconds
-        if message.category == BESIDE and (forward or message.gradient):
+        if message.category == OVERLAPPED and (forward or message.gradient):
             ends += seconds
     for message in unit.once:
         seconds = message_time(message, model)

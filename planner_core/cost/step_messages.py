@@ -33,7 +33,7 @@ from planner_core.cost.resolved_ops import block_of, rows_at
 from planner_core.cost.step_time import waited_seconds
 from planner_core.cost.units import Buckets
 
-WAIT, BESIDE, ONCE = "wait", "beside", "once"
+WAIT, OVERLAPPED, ONCE = "wait", "overlapped", "once"
 """An operator waits for it; it is weight traffic beside the compute of every micro-batch; or beside that of one micro-batch."""
 
 
@@ -223,7 +223,7 @@ def _operand_messages(
     block, share = buckets.block, buckets.share(value)
     v = block.values[value]
     weight = v.kind == "parameter"
-    category, source = (BESIDE, MessageSource.WEIGHT) if weight else (WAIT, MessageSource.OPERAND)
+    category, source = (OVERLAPPED, MessageSource.WEIGHT) if weight else (WAIT, MessageSource.OPERAND)
     delivery = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
     # A gathered weight is freed after forward. Backward gathers it again only if its kernel reads the weight.
     regather = weight and value in op.saved

@@ -15,10 +15,10 @@ from planner_core.models.batches import BatchGraphs
 from planner_core.models.fold import FoldGroup, FoldStep, fold_steps, list_weight_nodes, shared_subgraphs
 from planner_core.models.loading import (
     VOCABULARY,
+    brings_inputs,
     capture_graph,
     complete_config,
     default_sizes,
-    has_own_inputs,
     load_model,
     load_plan_graph,
     model_identity,

@@ -13,7 +13,7 @@ import copy
 from typing import Any
 
 from planner_core.core import Graph, graph_from_json
-from planner_core.models.loading import has_own_inputs, has_snapshot, merge_samples, open_model, with_samples
+from planner_core.models.loading import brings_inputs, has_snapshot, merge_samples, open_model, with_samples
 
 
 class BatchGraphs:
@@ -40,7 +40,7 @@ class BatchGraphs:
 
     def open(self, model: str, *, batch: int | None, seq: int | None, dtype: str, layers: int | None) -> Graph:
         """Return the graph of a model at a workload; None stands for a default size."""
-        if has_snapshot(model, dtype) or has_own_inputs(model):  # a snapshot has every batch, and code brings its own
+        if has_snapshot(model, dtype) or brings_inputs(model):  # a snapshot has every batch, and code brings its own
             return open_model(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
         if not self._is_same_model(model, seq, dtype, layers):
             self._forget_graphs()

@@ -67,7 +67,7 @@ def capture_graph(
             raise InputError(named(name, size), " must be at least 1")
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    is_file = isinstance(source, str) and has_own_inputs(source)
+    is_file = isinstance(source, str) and brings_inputs(source)
     if isinstance(source, str) and not is_file and source not in ZOO:
         config_file(source)  # report a wrong name before a missing package
     require_packages("torch")
@@ -334,7 +334,7 @@ def with_adapters(graph: Graph, rank: int | None, nf4: bool) -> Graph:
     return with_config(graph, lora={"rank": rank, **({"weights": NF4} if nf4 else {})})
 
 
-def has_own_inputs(model: Any) -> bool:
+def brings_inputs(model: Any) -> bool:
     """Return whether a model has example inputs, which fix its batch, tokens and dtype: code, an exported program, a module, a graph."""
     if isinstance(model, (str, Path)):
         return ".py:" in str(model) or str(model).endswith(".pt2")

@@ -72,7 +72,7 @@ from planner_core.ops.strategy import (
 from planner_core.ops.traffic import (
     FUSED,
     NORM_KERNEL,
-    OWN_KERNEL,
+    TIMED_WITH_BYTES,
     MemoryPasses,
     find_norms,
     memory_passes,

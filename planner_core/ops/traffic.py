@@ -23,7 +23,7 @@ from planner_core.ops.registry import is_free, lookup_table_operand, operator
 
 FUSED = frozenset({Kind.NORM, Kind.ELEMENTWISE, Kind.CAST, Kind.RANDOM, Kind.MOVE, Kind.ALONG, Kind.LOSS, Kind.CREATE})
 """Kinds that `torch.compile` fuses with their neighbours."""
-OWN_KERNEL = frozenset({Kind.PRODUCT, Kind.ATTENTION, Kind.EXPERTS})
+TIMED_WITH_BYTES = frozenset({Kind.PRODUCT, Kind.ATTENTION, Kind.EXPERTS})
 """Kinds whose kernel times already contain the bytes of operands and results."""
 NORM_KERNEL = "norm"
 """How the operators of a norm run (`AS_RUN`) that is one kernel."""
@@ -142,7 +142,7 @@ class _EagerPasses:
         if not self.block.has_backward(op):
             summed = [0.0] * number
         nothing = MemoryPasses((0.0,) * (number + len(op.outputs)), (*summed, *(0.0 for _ in op.outputs)))
-        if is_free(op) or kind in OWN_KERNEL:
+        if is_free(op) or kind in TIMED_WITH_BYTES:
             return nothing
         stated = _stated_passes(self.block, op, fused=False)
         if stated is not None:
@@ -216,7 +216,7 @@ class _FusedPasses:
     def _source(self, value: int) -> int:
         return self.source.get(value, value)
 
-    def _is_made_in_chain(self, value: int, depth: int) -> bool:
+    def _is_chain_result(self, value: int, depth: int) -> bool:
         """Return whether a value is made in the chain of this depth."""
         op = self.maker.get(self._source(value))
         return op is not None and self._fuses(op) and self.depth[op.name] == depth
@@ -229,7 +229,7 @@ class _FusedPasses:
             who: object = self.depth[item.name] if fuses and isinstance(item, Op) else ("item", number)
             for v in map(self._source, item.inputs):
                 free = isinstance(item, Op) and is_free(item)
-                if free or (isinstance(who, int) and self._is_made_in_chain(v, who)) or (v, who) in seen:
+                if free or (isinstance(who, int) and self._is_chain_result(v, who)) or (v, who) in seen:
                     continue
                 seen.add((v, who))
                 self.outside[v] = self.outside.get(v, 0) + 1
@@ -242,7 +242,7 @@ class _FusedPasses:
     def _count_op(self, op: Op) -> MemoryPasses:
         number = len(op.inputs)
         kind = operator(op.fn).kind
-        if is_free(op) or kind in OWN_KERNEL:
+        if is_free(op) or kind in TIMED_WITH_BYTES:
             nothing = (0.0,) * (number + len(op.outputs))
             return MemoryPasses(nothing, nothing)
         stated = _stated_passes(self.block, op, fused=True)
@@ -261,7 +261,7 @@ class _FusedPasses:
             return MemoryPasses((*forward, *written), (0.0,) * (number + len(op.outputs)))
         back = [self._gradient_written(op, v, depth) for v in op.inputs]
         for i, v in enumerate(op.inputs):
-            if (self._source(v), depth) in self.reread and not self._is_made_in_chain(v, depth):
+            if (self._source(v), depth) in self.reread and not self._is_chain_result(v, depth):
                 back[i] += self._first_touch(v, depth, "kept")
         ends = [float(self.outside.get(o, 0)) if self.block.values[o].grad else 0.0 for o in op.outputs]
         ends = [n + float((o, depth) in self.reread) for n, o in zip(ends, op.outputs, strict=True)]
@@ -273,7 +273,7 @@ class _FusedPasses:
     def _first_touch(self, value: int, depth: int, what: str) -> float:
         """Return 1 if the chain touches a value from outside for the first time, else 0."""
         source = self._source(value)
-        if self._is_made_in_chain(value, depth) or (source, depth, what) in self.read:
+        if self._is_chain_result(value, depth) or (source, depth, what) in self.read:
             return 0.0
         self.read.add((source, depth, what))
         return 1.0
@@ -294,7 +294,7 @@ class _FusedPasses:
             if (source, depth) in seen:
                 continue
             seen.add((source, depth))
-            if not self._is_made_in_chain(source, depth) or source in self.outside:
+            if not self._is_chain_result(source, depth) or source in self.outside:
                 self.reread.add((source, depth))
             else:
                 todo += self.maker[source].inputs

@@ -20,7 +20,7 @@ from planner_core.core import (
     shorten_value,
     suggest_names,
 )
-from planner_core.models import has_own_inputs, load_model, pad_vocabulary, with_adapters
+from planner_core.models import brings_inputs, load_model, pad_vocabulary, with_adapters
 from planner_core.ops import CoarseGraph, coarsen
 from planner_core.planning.derived.comparison import compare_methods
 from planner_core.planning.fitting.front import FrontPoint, exact_front
@@ -260,7 +260,7 @@ def price(
         return load_model(model, inputs=inputs, **wanted)
 
     there = load_cluster(cluster)
-    pricer = Pricer(named, there, memory_gb, progress or (lambda text: None), load, has_inputs=has_own_inputs(model))
+    pricer = Pricer(named, there, memory_gb, progress or (lambda text: None), load, has_inputs=brings_inputs(model))
     degrees = parse_layout(layout)
     stated, notes = pricer.state_setup(Setup(degrees, {}), degrees, given, batch)
     return price_statement(pricer, stated, advise=advise, notes=notes)

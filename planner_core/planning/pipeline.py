@@ -26,7 +26,7 @@ from planner_core.core import (
     PlanRole,
     slow_dtype_notes,
 )
-from planner_core.models import has_own_inputs
+from planner_core.models import brings_inputs
 from planner_core.planning.fitting.baselines import (
     better_of_baselines,
     note_missing_baselines,
@@ -280,7 +280,7 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
     asked = draft.request
     batch = asked.batch is None and planner.request.batch is not None
     # A graph and example inputs have the tokens that they were made with.
-    seq = asked.seq is None and not isinstance(draft.source, Graph) and not has_own_inputs(asked.model)
+    seq = asked.seq is None and not isinstance(draft.source, Graph) and not brings_inputs(asked.model)
     first = (*first, *note_default_sizes(planner.workload, planner.cluster.num_gpus, batch=batch, seq=seq))
     unknown_host = note_unknown_host(chosen, planner.graph) if chosen.fits else ()
     notes = (*first, *draft.notes, *chosen_notes, *unknown_host, *map(Note, sentences))
@@ -290,9 +290,9 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
 
 def add_fewer_gpus(draft: Draft) -> tuple[Draft, str]:
     """Say whether a part of the cluster would be faster, which may take as long as the search of the chosen plan."""
-    found = note_fewer_gpus(draft.planner, draft.chosen, draft.request, draft.source, draft.say)
-    reason = "a part of the cluster is faster" if found else "every GPU has work, or no part of the cluster is faster"
-    return replace(draft, notes=(*draft.notes, *map(Note, found))), reason
+    notes = note_fewer_gpus(draft.planner, draft.chosen, draft.request, draft.source, draft.say)
+    reason = "a part of the cluster is faster" if notes else "every GPU has work, or no part of the cluster is faster"
+    return replace(draft, notes=(*draft.notes, *map(Note, notes))), reason
 
 
 def add_fewer_gpus_unless_later(draft: Draft) -> tuple[Draft, str]:
@@ -320,10 +320,10 @@ def search_stages(draft: Draft) -> tuple[Draft, str]:
         return draft, "one node, or the request or the model leaves no room for stages"
     asked = draft.request, draft.chosen, draft.usual, draft.say, draft.source, draft.planner
     try:
-        staged, found = find_staged_plans(*asked)
+        staged, reason = find_staged_plans(*asked)
     except PlannerError as error:  # the answer of one stage stands without it
         return draft, f"stages could not be searched: {error.sentence}"
-    return replace(draft, staged=staged), found
+    return replace(draft, staged=staged), reason
 
 
 ONE_STAGE_PASSES: Mapping[str, Pass] = {
@@ -413,11 +413,11 @@ def _describe_method(result: Result, method: Method) -> Result:
 
 def _choose_stages_alone(request: Request, error: NoPlanFits, graph: GraphSource, say: Progress) -> Draft:
     """Return the draft of a stated budget that stages alone fit. Raises the error, with what stages take, if they do not fit either."""
-    staged, found = find_stages_in_budget(request, error, say, graph)
+    staged, reason = find_stages_in_budget(request, error, say, graph)
     assert error.nearest is not None
     asked = replace(request, batch=error.nearest.workload["batch"], accumulate=error.nearest.accumulate)
     planner = prepare_planner(asked, graph(asked) if callable(graph) else None)
-    return Draft(request, graph, planner, error.nearest, say, reasons={STAGES: found}, staged=staged)
+    return Draft(request, graph, planner, error.nearest, say, reasons={STAGES: reason}, staged=staged)
 
 
 def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Result:

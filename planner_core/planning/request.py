@@ -25,7 +25,7 @@ from planner_core.core import (
     named,
     stack_names,
 )
-from planner_core.models import default_sizes, has_own_inputs
+from planner_core.models import brings_inputs, default_sizes
 from planner_core.planning.methods import GRADIENTS, bounding_tool, find_method
 from planner_core.search.algebra import MAX_UNIT_POINTS
 
@@ -146,7 +146,7 @@ def with_default_batch(request: Request, cluster: Cluster) -> Request:
     They are those of a step, whatever the number of micro-batches, as those of `price` are. Raises InputError if they cannot be dealt to
     the micro-batches.
     """
-    if request.batch is not None or has_own_inputs(request.model):
+    if request.batch is not None or brings_inputs(request.model):
         return request
     batch, parts = default_sizes(request.model, cluster.num_gpus)[0], request.accumulate or 1
     if batch % parts:

@@ -176,9 +176,11 @@ def _unscalable_error(failed: PlannerError, plan: Plan, ranks: int) -> PlannerEr
 
 def _explain_too_few_ranks(mesh: DeviceMesh, broken: str) -> Sentence:
     """Explain why a correct plan cannot be scaled to a small mesh, and what would help."""
-    wanted = 2 ** len(mesh.axis_sizes)
-    few = mesh.num_devices < wanted
-    remedy = Sentence("use ", named_check("ranks", wanted)) if few else Sentence("verify it with ", named_check("fake"))
+    expected = 2 ** len(mesh.axis_sizes)
+    few = mesh.num_devices < expected
+    remedy = (
+        Sentence("use ", named_check("ranks", expected)) if few else Sentence("verify it with ", named_check("fake"))
+    )
     return Sentence(f"the plan cannot be scaled to {mesh.num_devices} ranks ({broken}); ", remedy)
 
 
@@ -280,9 +282,9 @@ def format_report(data: Mapping[str, Any]) -> str:
         order = data["order"]
         lines.append(f"order      {'as scheduled' if order['ok'] else order['difference']}")
     lines += [_format_stage(row) for row in data.get("stages", ())]
-    for name, found, wanted in _pair_collectives(data["collectives"]):
-        same = "" if found == wanted else f"   predicted {wanted['count']} x, {wanted['bytes']:,} bytes"
-        lines.append(f"{name:26} {found['count']:5} x {found['bytes']:>18,} bytes{same}")
+    for name, actual, expected in _pair_collectives(data["collectives"]):
+        same = "" if actual == expected else f"   predicted {expected['count']} x, {expected['bytes']:,} bytes"
+        lines.append(f"{name:26} {actual['count']:5} x {actual['bytes']:>18,} bytes{same}")
     return "\n".join(lines)
 
 
@@ -291,11 +293,11 @@ def _pair_collectives(tables: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[
     predicted, measured = tables["predicted"], tables["measured"]
     for phase in ("forward", "backward", "optimizer"):
         for kind in sorted({*predicted.get(phase, {}), *measured.get(phase, {})}):
-            found, wanted = (
+            actual, expected = (
                 table.get(phase, {}).get(kind, {"count": 0, "bytes": 0, "wire_bytes": 0})
                 for table in (measured, predicted)
             )
-            yield f"{phase:10} {kind}", found, wanted
+            yield f"{phase:10} {kind}", actual, expected
 
 
 def _format_stage(row: Mapping[str, Any]) -> str:
@@ -308,14 +310,15 @@ def _format_stage(row: Mapping[str, Any]) -> str:
     if row["ok"]:
         return text
     other = [
-        f"{name.replace('_', ' ')} {measured[name]:,}, predicted {wanted:,}"
-        for name, wanted in predicted.items()
-        if wanted != measured[name]
+        f"{name.replace('_', ' ')} {measured[name]:,}, predicted {expected:,}"
+        for name, expected in predicted.items()
+        if expected != measured[name]
     ]
     other += [
-        f"{' '.join(name.split())} {found['count']} x, {found['bytes']:,} bytes, predicted {wanted['count']} x, {wanted['bytes']:,} bytes"
-        for name, found, wanted in _pair_collectives(row["collectives"])
-        if found != wanted
+        f"{' '.join(name.split())} {actual['count']} x, {actual['bytes']:,} bytes, "
+        f"predicted {expected['count']} x, {expected['bytes']:,} bytes"
+        for name, actual, expected in _pair_collectives(row["collectives"])
+        if actual != expected
     ]
     other += [row["order"]["difference"]] if row["order"]["difference"] else []
     return f"{text}   DIFFERENT" + (f": {'; '.join(other)}" if other else "")

@@ -38,8 +38,8 @@ PRELOADED: tuple[str, ...] = (
 """Modules that every rank needs. A server imports them once, and ranks are forked from it. It ends with the process that started it."""
 
 GRACE_S = 0.2
-TOLD = "told.txt"
-"""The file in which rank 0 leaves what it tells of its work."""
+PROGRESS_FILE = "progress.txt"
+"""The file in which rank 0 writes its last sentence about its progress."""
 
 
 def run_ranks(
@@ -54,7 +54,7 @@ def run_ranks(
     """Run `work(*args)` on every rank of a process group and return the results.
 
     With `backend` None, `work` makes its own group. With `progress`, `work` takes a function of a sentence as its last argument, and
-    `progress` gets what rank 0 tells by it. Raises VerificationFailed if a rank fails or hangs.
+    `progress` gets the sentences that rank 0 reports by it. Raises VerificationFailed if a rank fails or hangs.
     """
     with _make_folder() as folder:
         context = _start_context()
@@ -134,8 +134,8 @@ def _wait_for_ranks(
 
 
 def _read_sentence(folder: str) -> str:
-    """Return what rank 0 told last; empty if it told nothing yet."""
-    path = Path(folder) / TOLD
+    """Return the last sentence of rank 0 about its progress; empty if there is none yet."""
+    path = Path(folder) / PROGRESS_FILE
     return path.read_text() if path.exists() else ""
 
 
@@ -192,7 +192,7 @@ def _run_rank(
         if backend:
             dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
         if is_heard:
-            args = (*args, (Path(folder) / TOLD).write_text if rank == 0 else lambda text: None)
+            args = (*args, (Path(folder) / PROGRESS_FILE).write_text if rank == 0 else lambda text: None)
         result = work(*args)
         (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
         if backend:

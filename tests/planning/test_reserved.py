@@ -18,7 +18,7 @@ from planner_core.planning.analysis.legend import describe_tight, fits_mark
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import (
     GATHERED_WEIGHTS,
-    OWN_PROGRAM,
+    PLANNED_PROGRAM,
     WHOLE_WEIGHTS,
     Pricer,
     Statement,
@@ -63,8 +63,8 @@ def test_a_part_that_is_left_out_is_not_fitted() -> None:
         ("tp=8,sp", "megatron", WHOLE_WEIGHTS),
         ("dp=8", "megatron", WHOLE_WEIGHTS),
         ("fsdp=8", "accelerate", GATHERED_WEIGHTS),
-        ("fsdp=8", None, OWN_PROGRAM),
-        ("dp=8", "torch", OWN_PROGRAM),
+        ("fsdp=8", None, PLANNED_PROGRAM),
+        ("dp=8", "torch", PLANNED_PROGRAM),
     ],
 )
 def test_a_plan_is_told_by_its_kind(layout: str, stack: str | None, kind: str) -> None:
@@ -143,7 +143,7 @@ def test_fits_is_no_plain_yes_where_the_allocator_may_need_more_than_the_gpu_has
     pricer = Pricer("llama-3-8b", load_cluster("1x8-h100"))
     plan = pricer.plan(Statement(parse_layout("fsdp=8"), layers=2))
     assert plan is not None
-    row, peak = KINDS[OWN_PROGRAM], plan.cost.memory_bytes["peak"]
+    row, peak = KINDS[PLANNED_PROGRAM], plan.cost.memory_bytes["peak"]
     likely = row["scale"] * peak + row["add_bytes"]
     marks = []
     for memory_bytes in (likely * row["high"] * 1.001, likely * row["high"] * 0.999, likely * 0.999):

@@ -46,7 +46,7 @@ def test_runs_of_equal_margins_have_the_same_points(monkeypatch: pytest.MonkeyPa
         limit = solution.bound * 1.0005
         found = enumerate_points(folded, Goal(objective, ends, limit, np.array([1e-12, 1.0, 1.0]), sample_size=12))
         assert found is not None
-        return found.cost[np.lexsort(found.cost.T)], len({id(c.own_points) for c in found.copies})
+        return found.cost[np.lexsort(found.cost.T)], len({id(c.points_by_row) for c in found.copies})
 
     shared, kinds = points()
     numbers = count()

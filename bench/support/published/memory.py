@@ -21,7 +21,7 @@ from bench.gpu.page import read_steps
 from bench.support.published import reserved
 from bench.support.published.runs import Run, plan_run, read_runs
 from planner_core.core import InputError, load_cluster, load_timing
-from planner_core.planning.pricing import GATHERED_WEIGHTS, OWN_PROGRAM, WHOLE_WEIGHTS
+from planner_core.planning.pricing import GATHERED_WEIGHTS, PLANNED_PROGRAM, WHOLE_WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = ROOT / "docs" / "PUBLISHED_MEMORY.md"
@@ -167,7 +167,7 @@ def own_peaks() -> list[reserved.Peak]:
 
 def peaks_by_kind(memories: Sequence[Memory]) -> dict[str, list[reserved.Peak]]:
     """The runs by what the allocator keeps of them; weights that are gathered are left out by source, others by model."""
-    kinds: dict[str, list[reserved.Peak]] = {GATHERED_WEIGHTS: [], WHOLE_WEIGHTS: [], OWN_PROGRAM: own_peaks()}
+    kinds: dict[str, list[reserved.Peak]] = {GATHERED_WEIGHTS: [], WHOLE_WEIGHTS: [], PLANNED_PROGRAM: own_peaks()}
     for m in memories:
         gathered = m.run.stated.layout.fsdp > 1
         part = publisher(m.run) if gathered else str(m.run.row["model"])

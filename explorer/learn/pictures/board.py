@@ -24,9 +24,9 @@ Move = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class BoardState:
-    """`held[r]` is what device r holds, `words` says what one sees, `moves` is what goes on its way to the next stop."""
+    """`chunks[r]` is what device r holds, `words` says what one sees, `moves` is what goes on its way to the next stop."""
 
-    held: Sequence[DeviceChunks]
+    chunks: Sequence[DeviceChunks]
     words: str
     moves: Sequence[Move] = ()
 
@@ -42,7 +42,7 @@ def board_film(
 ) -> Film:
     """Return the film. A device has rows of `wide` places of `cell` by 30; `names` are the devices', `beside` stands in each frame on
     the left, `note` below all."""
-    count, places = len(stops[0].held), len(stops[0].held[0])
+    count, places = len(stops[0].chunks), len(stops[0].chunks[0])
     aside = max((b.width + 14 for b in beside), default=0.0)
     ranks = [r if not names or names[r].startswith("GPU") else PLAIN_FRAME for r in range(count)]
     inner = Drawing(aside + wide * cell, max([places // wide * CELL_HIGH, *(b.height for b in beside)]))
@@ -59,14 +59,14 @@ def board_film(
         still += at(0, high + 8, text(note, 13, muted=True))
         high += 28
     cells = [
-        Cell(*slots[r][i], tuple(_tile(stop.held[r][i], cell) for stop in stops))
+        Cell(*slots[r][i], tuple(_tile(stop.chunks[r][i], cell) for stop in stops))
         for r in range(count)
         for i in range(places)
     ]
     flights = []
     for k, stop in enumerate(stops[:-1]):
         for r, i, to, j in stop.moves:
-            body = _tile(stop.held[r][i], cell)
+            body = _tile(stop.chunks[r][i], cell)
             assert body, "only what a device holds is sent"
             flights.append(Flight(k, slots[r][i], slots[to][j], body))
     width = max(x + f.width for (x, _), f in zip(corners, frames, strict=True))

@@ -21,7 +21,7 @@ from planner_core.cost.compute.sdpa import attention_kernel
 from planner_core.cost.model import CostModel
 from planner_core.cost.step_time import Floats
 from planner_core.ops import (
-    OWN_KERNEL,
+    TIMED_WITH_BYTES,
     Attention,
     Gemm,
     Kernel,
@@ -69,7 +69,7 @@ def kernel_seconds(
     """Return the seconds forward and backward of the operator's kernels. `axis_rows` has the row that it runs on each mesh axis. `chunks`:
     into how many parts of its result's last dim a product is cut in forward."""
     work: Work = work_of(op, values, axis_rows, model.sizes)
-    dtype, whole = dtype_of(op, values), operator(op.fn).kind in OWN_KERNEL
+    dtype, whole = dtype_of(op, values), operator(op.fn).kind in TIMED_WITH_BYTES
     fullest = model.fullest_load(axis_rows)
     cut = [replace(k, n=k.n // chunks) if isinstance(k, Gemm) else k for k in work.forward]
     attends = operator(op.fn).kind is Kind.ATTENTION
@@ -94,7 +94,7 @@ def _device_seconds(op: Op, kernels: Floats, moved: Floats, model: CostModel) ->
     memory = moved / gpu.bytes_per_s
     # A product's time has the bytes of its operands and result already. What it moves here are sums of gradients, in kernels of their own
     # behind it, so they add. A convolution or a scan reads while it computes, so the longer of the two counts.
-    device = kernels + memory if operator(op.fn).kind in OWN_KERNEL else np.maximum(kernels, memory)
+    device = kernels + memory if operator(op.fn).kind in TIMED_WITH_BYTES else np.maximum(kernels, memory)
     return np.where(device > 0, np.maximum(device, gpu.launch_s), 0.0) * model.slowdown
 
 

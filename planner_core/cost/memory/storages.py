@@ -53,7 +53,7 @@ class BlockStorages:
     # The storage of a delivered value; None: a view of a weight.
     at: dict[int, Key | None] = field(default_factory=dict)
     taken: dict[tuple[str, int], Key] = field(default_factory=dict)  # by op and operand
-    made: dict[int, Key] = field(default_factory=dict)  # by result
+    result_keys: dict[int, Key] = field(default_factory=dict)  # by result
     saved: dict[str, tuple[Key, ...]] = field(default_factory=dict)  # by op
     computed: dict[int, Key] = field(default_factory=dict)  # by constant that forward computes of its inputs
 
@@ -162,7 +162,7 @@ class BlockStorages:
         if base is None:
             self.size["made", value] = self.bytes_of(value, edge.src.forward)
         if key is not None:  # a view of a stored weight takes no memory
-            self.made[value] = key
+            self.result_keys[value] = key
         moved = self.redistribution_bytes(value, edge.src.forward, edge.forward, edge).result
         if moved:
             key = ("given", value)
@@ -187,7 +187,7 @@ class BlockStorages:
             # k and v of one projection are two views of one memory. If each was redistributed by itself, each is kept by itself.
             same = [k for k, v in enumerate(op.inputs) if root(self.block, v) == root(self.block, value)]
             if value in op.outputs and value not in op.inputs:
-                keys.append(self.made.get(value))
+                keys.append(self.result_keys.get(value))
             elif not same:
                 keys.append(self.at.get(value))
             keys += [self._saved_operand_key(op, k) for k in same if op.inputs[k] == value or value not in op.outputs]
@@ -234,7 +234,7 @@ class BlockStorages:
 
     def _exchanged_results(self, op: Op, saved: Sequence[Key]) -> list[Key]:
         """Return the results of which an operator keeps a tensor of its own, as large (`Split.exchanged`)."""
-        keys = [k for v in op.outputs if (k := self.made.get(v)) is not None and k in saved]
+        keys = [k for v in op.outputs if (k := self.result_keys.get(v)) is not None and k in saved]
         return keys if keys and self._exchanged_operands(op) else []
 
     def _exchanged_operands(self, op: Op) -> list[int]:
@@ -247,7 +247,9 @@ class BlockStorages:
         has received inside. Nothing is held of an operator that the plan does not keep."""
         if op.name not in self.plan.kept:
             return ()
-        saved = (k for k in self.saved[op.name] if k[0] == "extra" or k in {self.made.get(v) for v in op.outputs})
+        saved = (
+            k for k in self.saved[op.name] if k[0] == "extra" or k in {self.result_keys.get(v) for v in op.outputs}
+        )
         received: list[Key] = [("extra", op.name, EXCHANGED - i) for i in range(len(op.inputs))]
         sent = [key for key in received if key in self.size]
         return tuple(dict.fromkeys([*(k for v in op.outputs if (k := self.at.get(v)) is not None), *saved, *sent]))

@@ -56,7 +56,7 @@ def weight_traffic(unit: PricedUnit, model: CostModel) -> list[WeightTraffic]:
     """Return the weight traffic of one copy that runs beside compute, by weight and phase."""
     sums: dict[tuple[str, str], list[float]] = {}
     for m in unit.each:
-        if unit.runs_beside_compute(m):
+        if unit.overlaps_compute(m):
             sums.setdefault((m.weight, m.phase), [0.0, 0.0])[0] += message_time(m, model)
     for m in unit.once:
         sums.setdefault((m.weight, m.phase), [0.0, 0.0])[1] += message_time(m, model)
@@ -66,7 +66,7 @@ def weight_traffic(unit: PricedUnit, model: CostModel) -> list[WeightTraffic]:
 def _parts_of_unit(unit: PricedUnit, model: CostModel) -> Iterator[Exposed]:
     m, totals = model.workload.accumulate, unit_totals(unit, model)
     for message in unit.each:
-        if not unit.runs_beside_compute(message):
+        if not unit.overlaps_compute(message):
             what = f"{message.kind} of {message.what}"
             seconds = m * waited_message_seconds(message, model)
             yield Exposed(unit.label, message.site, message.weight, what, message.phase, WAITED, seconds)

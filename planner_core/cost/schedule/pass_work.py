@@ -19,12 +19,12 @@ from planner_core.cost.step_messages import Message, MessageSource, recomputed_o
 
 
 class WorkKind(StrEnum):
-    """What a rank does for a while. `HELD`: messages of weights hold it up, or slow it. `PASS`: a pass through a unit as a whole."""
+    """What a rank does for a while. `EXPOSED`: messages of weights hold it up, or slow it. `PASS`: a pass through a unit as a whole."""
 
     COMPUTE = "compute"
     RECOMPUTATION = "recomputation"
     WAIT = "waits"
-    HELD = "held up by weight traffic"
+    EXPOSED = "held up by weight traffic"
     OPTIMIZER = "optimizer"
     OUTSIDE = "outside"
     HOST = "host"

@@ -80,7 +80,7 @@ class _Timer(SimulatedRank):
         begin = self.now
         super().record_collective(what, stage)
         if self.now > begin:
-            self._add(WorkKind.HELD, begin, self.now - begin, sent=stage)
+            self._add(WorkKind.EXPOSED, begin, self.now - begin, sent=stage)
 
     def send(self, stage: BucketStage) -> None:
         """Send one message, and write down from when to when."""
@@ -102,7 +102,7 @@ class _Timer(SimulatedRank):
                 continue
             self._add(work.kind, start, work.seconds, place, work.op)
             if took - work.seconds > ROUNDING_S:
-                self._add(WorkKind.HELD, start + work.seconds, took - work.seconds, place, work.op)
+                self._add(WorkKind.EXPOSED, start + work.seconds, took - work.seconds, place, work.op)
         self._add(WorkKind.PASS, begin, self.now - begin, place)
 
     def repeat(self, times: int, seconds: float) -> None:

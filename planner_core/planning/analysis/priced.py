@@ -7,7 +7,7 @@ from typing import Any
 
 from planner_core.core import Cluster, Plan
 from planner_core.cost import zero_stage
-from planner_core.models import has_own_inputs
+from planner_core.models import brings_inputs
 from planner_core.planning.analysis.legend import describe_bands, describe_fullest_ranks, describe_tight, fits_mark
 from planner_core.planning.analysis.reporting import (
     describe_micro_batches,
@@ -84,7 +84,7 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
 def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
     """Return the report as text."""
     stated = priced.stated
-    assumed = " by default" if stated.seq is None and not has_own_inputs(priced.model) else ""
+    assumed = " by default" if stated.seq is None and not brings_inputs(priced.model) else ""
     tokens = f" {priced.seq} tokens{assumed}," if priced.seq > 1 else ""  # a model without token ids has seq 1
     head = (
         f"{priced.model} on {priced.cluster.name} ({priced.cluster.num_gpus} x {priced.cluster.gpu.name}): {stated.layout}, "

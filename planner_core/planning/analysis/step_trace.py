@@ -156,7 +156,7 @@ class _StepWords:
             return self._name_weights(w.sent)
         if w.kind is WorkKind.PASS and w.unit is not None:
             return f"{w.phase}: {self.parts[w.unit].title}", ""
-        if w.kind is WorkKind.HELD:
+        if w.kind is WorkKind.EXPOSED:
             return "slowed by weight traffic", f"{w.op}; weights or gradients are on their way beside it"
         return STEP_WORK.get(w.kind, (w.op, ""))
 

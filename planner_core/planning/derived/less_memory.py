@@ -42,15 +42,17 @@ def add_less_memory(result: Result, progress: Progress | None = None) -> Result:
     shown = [plan for plan in result.plans if plan not in staged]
     corners = unseen_corners(planner, candidate_meshes(planner.request, planner.cluster), shown)
     corners = [plan for plan in keep_micro_batch_size(planner.request, corners) if plan.fits]
-    found: list[Plan] = []
+    trade_offs: list[Plan] = []
     least = min(plan.cost.memory_bytes["peak"] for plan in shown if plan.fits)
     for plan in leave_out_beaten(corners, corners):
         peak = plan.cost.memory_bytes["peak"]
         if peak < least * (1 - FRONT_STEP):
             least = peak
-            found.append(replace(plan, name=f"{WITH_RECOMPUTATION} {len(found) + 1}", role=PlanRole.TRADE_OFF))
+            trade_offs.append(
+                replace(plan, name=f"{WITH_RECOMPUTATION} {len(trade_offs) + 1}", role=PlanRole.TRADE_OFF)
+            )
     # Numbered without them: the page searches these plans before stages, the command line behind them.
-    added = leave_out_beaten(found, staged)
+    added = leave_out_beaten(trade_offs, staged)
     # Beside the other trade-offs, before the baselines.
     end = 1 + max((k for k, plan in enumerate(shown) if plan.role in (PlanRole.TRADE_OFF, PlanRole.FASTEST)), default=0)
     plans = (*shown[:end], *added, *shown[end:], *staged)

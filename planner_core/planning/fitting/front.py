@@ -94,8 +94,8 @@ def _as_plans(
     """Return the points as plans, each with its bound: of those of all meshes that hold no more at the end of forward. One is proven
     only if no mesh has a plan below the hull of what is `known`, and if it is a corner of that."""
     with planner.clock("front"):
-        held = [_seconds_and_held(a) for a in known]
-        bounds = least_seconds_within(problems, held, [_seconds_and_held(a)[1] for *_, a in front])
+        points = [_seconds_and_bytes(a) for a in known]
+        bounds = least_seconds_within(problems, points, [_seconds_and_bytes(a)[1] for *_, a in front])
     plans = []
     for (t, m, problem, a), bound in zip(front, bounds, strict=True):
         if wide or any(p.unrestricted is not None for p in problems):  # nothing is known of what was left out
@@ -108,7 +108,7 @@ def _as_plans(
     return plans
 
 
-def _seconds_and_held(a: Assignment) -> tuple[float, float]:
+def _seconds_and_bytes(a: Assignment) -> tuple[float, float]:
     return a.seconds, float(a.totals[Component.AFTER_FORWARD])
 
 

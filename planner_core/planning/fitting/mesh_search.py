@@ -80,15 +80,15 @@ class SearchedMeshes:
     bound: float = math.inf
     number: int = 0
 
-    def add(self, found: MeshAnswer) -> None:
+    def add(self, mesh_answer: MeshAnswer) -> None:
         """Take an answer into account."""
-        answer = found.answer
+        answer = mesh_answer.answer
         if answer.least_memory < (self.least.answer.least_memory if self.least else math.inf):
-            self.least = found
+            self.least = mesh_answer
         if answer.assignment is not None and (
             self.best is None or is_clearly_less(answer.value, self.best.answer.value)
         ):
-            self.best = found
+            self.best = mesh_answer
         self.bound, self.number = min(self.bound, answer.bound), self.number + 1
 
 
@@ -157,9 +157,9 @@ def _search_in_order(
     bounded: bool = True,
 ) -> SearchedMeshes:
     """Search the problems in this order. `bounded`: those that need no search are bounded nevertheless."""
-    found = SearchedMeshes()
+    searched = SearchedMeshes()
     for rough in ranked:
-        problem, best, least = rough.problem, found.best, found.least
+        problem, best, least = rough.problem, searched.best, searched.least
         known = best.answer.value if best else below
         # Where nothing can fit, a mesh is searched for the plan of least memory alone: only if none is known that fits or needs less.
         if known < float("inf") and no_plan_fits(problem, planner.budget):
@@ -170,21 +170,21 @@ def _search_in_order(
             and exceeds_budget_by_far(problem, planner.budget)
         ):
             continue
-        unsearched = _bound_without_search(planner, rough, objective, known, found, bounded=bounded)
+        unsearched = _bound_without_search(planner, rough, objective, known, searched, bounded=bounded)
         if unsearched is not None:
-            found.bound = unsearched
+            searched.bound = unsearched
             continue
         say(Sentence("search on ", problem.model.mesh.term))
         prices = best.answer.prices if best else rough.prices
         limits = SearchLimits(known, progress_callback(say, problem), prove=prove, prices=prices)
-        found.add(MeshAnswer(planner.solve(problem, objective, limits, rough.rough), problem))
-    return found
+        searched.add(MeshAnswer(planner.solve(problem, objective, limits, rough.rough), problem))
+    return searched
 
 
 def _bound_without_search(
-    planner: Planner, rough: RoughSearch, objective: str, known: float, found: SearchedMeshes, *, bounded: bool
+    planner: Planner, rough: RoughSearch, objective: str, known: float, searched: SearchedMeshes, *, bounded: bool
 ) -> float | None:
-    """Return the bound of `found` with all plans of a problem that is not searched; None if it is, for a plan below the value `known`.
+    """Return the bound of `searched` with all plans of a problem that is not searched; None if it is, for a plan below the value `known`.
 
     `bounded`: whether a bound is asked for.
     """
@@ -194,21 +194,21 @@ def _bound_without_search(
     # Meshes of one bound have one layout in common. A bound that holds by the walk tells that they are no better, for a third of what
     # their search takes. Example: Llama-3.1-405B on 1 024 GPUs has six such meshes.
     is_whole = problem.make_at_least is not None and problem.unrestricted is None
-    if above is None and found.best is not None and bounded and is_whole:
+    if above is None and searched.best is not None and bounded and is_whole:
         of_walk = bound_of_walk(problem, budget, objective, rough.within, rough.prices, known)
-        return min(found.bound, of_walk) if of_walk > known else None
+        return min(searched.bound, of_walk) if of_walk > known else None
     # Sums do not hold the buffers of gathered weights, so a mesh of which no plan fits may look promising. Example: with one micro-batch 26
     # of 27 meshes of Llama-3.1-405B on 100 000 GPUs. Their plans of the least memory hold 79 to 101 GB, and sums 51 to 60.
-    in_vain = found.best is None and found.number >= MOST_IN_VAIN and planner.effort is not THOROUGH
-    if above is None and in_vain and found.least is not None:
-        if least_sum_peak(problem, planner.graph, budget, objective) < max(budget, found.least.answer.least_memory):
+    in_vain = searched.best is None and searched.number >= MOST_IN_VAIN and planner.effort is not THOROUGH
+    if above is None and in_vain and searched.least is not None:
+        if least_sum_peak(problem, planner.graph, budget, objective) < max(budget, searched.least.answer.least_memory):
             return None
         if no_plan_fits(problem, budget):
-            return found.bound
+            return searched.bound
         above = rough.within
     if above is None or not bounded:
-        return None if above is None else found.bound
-    highest, gap = min(found.bound, above), planner.effort.gap
+        return None if above is None else searched.bound
+    highest, gap = min(searched.bound, above), planner.effort.gap
     return bound_of_walk(problem, budget, objective, highest, rough.prices, open_gap=gap)
 
 
@@ -280,12 +280,12 @@ def _missed_plan(
 def mesh_of_quick_plan(planner: Planner, options: Sequence[DeviceMesh], say: Progress) -> DeviceMesh | None:
     """Return the mesh of the quickest plan among those of searches without proof whose simulated peak fits; None if none does."""
     ranked, _ = _ranked_problems(planner, options, METHODS[planner.request.method], say, math.inf)
-    best, found = math.inf, None
+    best, mesh = math.inf, None
     for rough in ranked:
         a, problem = rough.rough and rough.rough.assignment, rough.problem
         if a and a.seconds < best and simulated_peak(problem, planner.graph, a, planner.budget) <= planner.budget:
-            best, found = a.seconds, problem.model.mesh
-    return found
+            best, mesh = a.seconds, problem.model.mesh
+    return mesh
 
 
 def with_lower_bound(planner: Planner, plan: Plan, bound: float) -> Plan:

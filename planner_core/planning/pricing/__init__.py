@@ -22,7 +22,7 @@ from planner_core.planning.pricing.published import (
 )
 from planner_core.planning.pricing.reserved import (
     GATHERED_WEIGHTS,
-    OWN_PROGRAM,
+    PLANNED_PROGRAM,
     WHOLE_WEIGHTS,
     ReservedMemory,
     predict_reserved,

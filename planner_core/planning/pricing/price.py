@@ -27,7 +27,7 @@ from planner_core.core import (
     named,
 )
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
-from planner_core.models import VOCABULARY, default_sizes, has_own_inputs, load_model, pad_vocabulary, with_adapters
+from planner_core.models import VOCABULARY, brings_inputs, default_sizes, load_model, pad_vocabulary, with_adapters
 from planner_core.planning.fitting.for_tool import follow_tp_layout
 from planner_core.planning.fitting.host_waits import choose_shortest_step
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
@@ -61,7 +61,7 @@ class Pricer:
     has_inputs: bool | None = None
 
     def __post_init__(self) -> None:
-        self.has_inputs = has_own_inputs(self.model) if self.has_inputs is None else self.has_inputs
+        self.has_inputs = brings_inputs(self.model) if self.has_inputs is None else self.has_inputs
 
     def state_setup(
         self, setup: Setup, layout: Layout, overrides: Mapping[str, Any], batch: int | None

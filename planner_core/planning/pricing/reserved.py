@@ -21,7 +21,7 @@ from planner_core.core import ASSETS, USUAL_STACK, Cluster, Plan
 from planner_core.cost import SHARD, axis_roles
 
 RESERVED_FILE = ASSETS / "reserved.json"
-GATHERED_WEIGHTS, WHOLE_WEIGHTS, OWN_PROGRAM = "weights gathered and freed", "weights whole", "plans as they run"
+GATHERED_WEIGHTS, WHOLE_WEIGHTS, PLANNED_PROGRAM = "weights gathered and freed", "weights whole", "plans as they run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def _kind_of_plan(plan: Plan) -> str:
     """Return the asset's kind of a plan. Plans with 4-bit weights always run in another program than the plan's own."""
     adapters = (plan.model.get("config") or {}).get("lora") or {}
     if plan.workload.get("stack") in (None, USUAL_STACK) and "weights" not in adapters:
-        return OWN_PROGRAM
+        return PLANNED_PROGRAM
     # An axis of one rank shards nothing, so its weights stay whole.
     sizes = zip(axis_roles(plan), plan.mesh.axis_sizes, strict=True)
     return GATHERED_WEIGHTS if any(role == SHARD and size > 1 for role, size in sizes) else WHOLE_WEIGHTS

@@ -21,7 +21,7 @@ from planner_core.core import (
     load_cluster,
     time_amount,
 )
-from planner_core.models import has_own_inputs
+from planner_core.models import brings_inputs
 from planner_core.planning.fitting.host_waits import note_unknown_host
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.methods import BASELINES, EXACT, megatron_fault, tool_term
@@ -179,7 +179,7 @@ def may_use_stages(request: Request, cluster: Cluster, source: GraphSource = Non
     stages.
 
     The model is built for each size of a micro-batch, so it must come from a config or the zoo."""
-    if isinstance(source, Graph) or has_own_inputs(request.model):
+    if isinstance(source, Graph) or brings_inputs(request.model):
         return False
     free = request.mesh is None and request.bounding_tool in (None, *FORMS) and request.method == EXACT.name
     several = not cluster.is_one_node and request.objective == "time"

@@ -237,11 +237,11 @@ class RuntimeUnit:
 
     # --- weights --------------------------------------------------------------------------------------
 
-    def issue(self, num_held_back: int = 0, for_backward: bool = False) -> None:
-        """Issue the collectives of all weights, or `for_backward` of those that backward needs, but the last `num_held_back` of
+    def issue(self, num_deferred: int = 0, for_backward: bool = False) -> None:
+        """Issue the collectives of all weights, or `for_backward` of those that backward needs, but the last `num_deferred` of
         each."""
         for bucket in self._buckets_to_gather(for_backward):
-            bucket.issue(num_held_back)
+            bucket.issue(num_deferred)
 
     def wait(self, for_backward: bool = False) -> None:
         """Wait for the collectives of all weights, or `for_backward` of those that backward needs."""
@@ -277,12 +277,12 @@ def prefetch(units: Sequence[RuntimeUnit], for_backward: bool = False) -> None:
     """Wait for the weights of the first unit, and issue the gathers of the units after it, in the order in which they run."""
     with coalesced_launch():
         # Example with two collectives each: units[1] issues its first here and its second below, when units[0] has all of its own.
-        for num_held_back, unit in enumerate(units):
-            unit.issue(num_held_back, for_backward)
+        for num_deferred, unit in enumerate(units):
+            unit.issue(num_deferred, for_backward)
         # Its last collective was issued while the unit before it ran. Only the first unit of a pass waits for all of its own.
         units[0].make_ready(for_backward)
-        for num_held_back, unit in enumerate(units[1:]):
-            unit.issue(num_held_back, for_backward)
+        for num_deferred, unit in enumerate(units[1:]):
+            unit.issue(num_deferred, for_backward)
 
 
 class UnitCall:

@@ -27,12 +27,12 @@ def make_optimizer(
     """
     moments, params = OPTIMIZERS[name], list(params)
     fused = all(p.is_cuda for p in params)
-    made = (
+    optimizer = (
         torch.optim.AdamW(params, rate, weight_decay=weight_decay, fused=fused, foreach=False)
         if moments == 2
         else torch.optim.SGD(params, rate, momentum=MOMENTUM if moments else 0.0, foreach=False)
     )
-    return HostStates(made) if offload else made
+    return HostStates(optimizer) if offload else optimizer
 
 
 def optimizer_for(

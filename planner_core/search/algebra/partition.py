@@ -106,8 +106,8 @@ def _quick_cut_seconds(copies: int, stages: int, options: Options) -> float:
     low, best = 0.0, take_most(math.inf)
     while best < math.inf and best - low > QUICK_PRECISION * best:
         middle = (low + best) / 2
-        found = take_most(middle)
-        low, best = (low, found) if found < math.inf else (middle, best)
+        cut_s = take_most(middle)
+        low, best = (low, cut_s) if cut_s < math.inf else (middle, best)
     return best
 
 

@@ -70,7 +70,7 @@ class RunPoints:
     the points of one copy: by default all of them (`AllCopyPoints`).
     """
 
-    own_points: Points
+    points_by_row: Points
     """The points by entry of the chain's own table, with rows, after `points`."""
     block: CopyPoints
     lines: dict[int, _EqualCopies | _DifferingCopies]
@@ -120,21 +120,21 @@ class RunPoints:
         """Return the points of the run, by entry of the top variables that it touches: those of a run of the same kind, if `like` is one
         that has them. Raises TooManyPoints."""
         if like is not None:
-            self.own_points = like.own_points
+            self.points_by_row = like.points_by_row
             if self.chain.is_whole:
                 self.block = like.block
             else:
                 self.lines, self.forming = like.lines, like.forming
         elif self.chain.is_whole:
             self.block = self.make_copy_points(self.chain, self.goal, 0, self.margin)
-            self.own_points = self.goal.as_rows(self.block.points)
+            self.points_by_row = self.goal.as_rows(self.block.points)
         else:
             make_line = _EqualCopies if self.chain.problem.uniform and self.chain.count > 1 else _DifferingCopies
             self.lines = {s: make_line(self, s) for s in self.states_within_limit}
             forming = concatenate_points([line.enumerate_points() for line in self.lines.values()])
             points, self.forming = group_points(forming, forming.row, self.margin.size, self.goal.pruning)
-            self.own_points = self.goal.as_rows(points)
-        return self.own_points.for_entries(self.entries)
+            self.points_by_row = self.goal.as_rows(points)
+        return self.points_by_row.for_entries(self.entries)
 
     def copy_points(self) -> list[CopyPoints]:
         """Return the points of one copy, by shared state, after `points`."""

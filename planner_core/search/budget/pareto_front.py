@@ -162,16 +162,16 @@ def find_corners_below(problem: Problem, points: Sequence[Point], step: float) -
     return [fastest]
 
 
-def least_seconds_within(problems: Sequence[Problem], points: Sequence[Point], held: Sequence[float]) -> list[float]:
-    """Return for each of `held` a number of seconds that no assignment of the problems is below which holds no more bytes at the end of
-    forward. It meets each corner of the hull of `points` that no assignment lies below.
+def least_seconds_within(problems: Sequence[Problem], points: Sequence[Point], budgets: Sequence[float]) -> list[float]:
+    """Return for each of `budgets`, in bytes at the end of forward, a bound in seconds of all assignments of the problems within it.
+    It meets each corner of the hull of `points` that no assignment lies below.
 
     At a price p per byte let L be the least seconds + p · memory of all problems. Whatever holds at most m bytes takes L - p · m or longer.
     """
     hull = lower_hull(points)
     prices = [(0.0, math.inf), *((slope(a, b), weighted_sum(a, slope(a, b))) for a, b in pairwise(hull))]
     least = [(price, min(_least_priced(p, price, above) for p in problems)) for price, above in prices]
-    return [max(seconds - price * m for price, seconds in least) for m in held]
+    return [max(seconds - price * m for price, seconds in least) for m in budgets]
 
 
 def _least_priced(problem: Problem, price: float, above: float) -> float:

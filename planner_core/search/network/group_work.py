@@ -386,8 +386,8 @@ class GroupWork:
                 for c in rows[k].internal:
                     shrunk = np.array([x[k].name in c.shrinks for x in self.strategy.rows])
                     # The axis of the collective does not shrink its own message: on 4 x 2, both shrunk, axis 0 sends 1/2, axis 1 sends 1/4.
-                    own_size = np.where(shrunk[self.index[:, axis]], self.model.sizes[axis], 1)
-                    other_parts = joint_parts(shrunk, self.index, self.model.sizes) / own_size
+                    axis_size = np.where(shrunk[self.index[:, axis]], self.model.sizes[axis], 1)
+                    other_parts = joint_parts(shrunk, self.index, self.model.sizes) / axis_size
                     # Experts get unequal numbers of tokens, and all ranks wait for the rank that gets most.
                     load = self.model.load_of(rows[k]) if c.kind == "all_to_all" else 1.0
                     collective_s = collective_times(c.kind, load * c.num_bytes / other_parts, link)

@@ -102,19 +102,19 @@ def _make_recipe(compiled: CompiledNetwork, recipe: Recipe) -> Recipe:
     postponed: set[str] = set()
     for v in compiled.sequence:
         # The order decides whether two sums are equal (`sum_numbers`), and small tables first keep few sums at full size.
-        own_tables = sorted(tables_of[v], key=entries.__getitem__)
-        others = order_largest_last((o for table in own_tables for o in scopes[table] if o != v), sizes)
+        tables_of_variable = sorted(tables_of[v], key=entries.__getitem__)
+        others = order_largest_last((o for table in tables_of_variable for o in scopes[table] if o != v), sizes)
         size = math.prod(sizes[o] for o in others)
         if v in postponed or size * sizes[v] > MAX_JOINT_ENTRIES:
             postponed.update(others, (v,))  # without it, its neighbours would meet in larger tables
             continue
         del tables_of[v]
-        recipe.steps.append((v, own_tables))
-        if own_tables:
-            rows, rows_of_tables = _join_rows([recipe.rows[recipe.arrays[table]] for table in own_tables])
+        recipe.steps.append((v, tables_of_variable))
+        if tables_of_variable:
+            rows, rows_of_tables = _join_rows([recipe.rows[recipe.arrays[table]] for table in tables_of_variable])
             parts = tuple(
                 _make_term(recipe.arrays[table], rows_of_table, scopes[table], (v, *others), sizes)
-                for table, rows_of_table in zip(own_tables, rows_of_tables, strict=True)
+                for table, rows_of_table in zip(tables_of_variable, rows_of_tables, strict=True)
             )
             scopes.append(others)
             entries.append(size)

@@ -37,8 +37,8 @@ from planner_core.search.units.unit_points import least_by_points
 
 MAX_SHARES = 5
 """Shares that are tried for one entry before its assignments are enumerated."""
-KEPT_SHARES = 2
-"""The bound of a new view is made at this many shares: the last ones that helped."""
+LAST_SHARES = 2
+"""The bound of a new view is computed at this many shares: the last ones that helped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class UnitCost:
         if view not in self.bounds:
             tables = []
             for variant in self.variants:
-                tried = self.shares.get(variant, [EVEN_SHARES])[-KEPT_SHARES:]
+                tried = self.shares.get(variant, [EVEN_SHARES])[-LAST_SHARES:]
                 # The bound at each choice of shares holds, so the largest does. A copy may run in any variant, so the smallest of these
                 # counts.
                 table = np.max([self._weighted_table(variant, shares, view) for shares in tried], axis=0)

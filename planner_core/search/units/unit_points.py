@@ -25,8 +25,8 @@ from planner_core.search.objective import TIE, Objective
 from planner_core.search.units.pruned_unit import PrunedUnit, WeightedSums, prune_by_limit
 from planner_core.search.units.tables import sum_tables
 
-MAX_HELD_POINTS = 8_000
-"""Points of one unit that are held at once."""
+MAX_LIVE_POINTS = 8_000
+"""Points of one unit that are in memory at once."""
 MAX_ENTRY_POINTS = 200_000
 """Points that may be formed to settle one entry."""
 POINTS_PER_ENUMERATION = 5_000
@@ -126,7 +126,7 @@ def least_by_points(
 
     def within(limit_of_part: float, points_left: PointAllowance) -> tuple[dict[str, int], float] | None:
         points = tree.enumerate_points(
-            rows, [], Pruning(limit_of_part, steps, MAX_HELD_POINTS, points=points_left), bounds
+            rows, [], Pruning(limit_of_part, steps, MAX_LIVE_POINTS, points=points_left), bounds
         )
         costs = sums.cost(points.cost)
         # A point has a weighted sum within the limit, but its true cost may be above. Then a cheaper one may lie beyond the limit.

@@ -82,7 +82,7 @@ def _compare_with_plan(plan: Plan, measurement: Mapping[str, Any], graph: Graph 
         "collectives_ok": equal,
         "collectives": {"predicted": predicted, "measured": measured},
         "by_axis": measurement["by_axis"],
-        "memory_bytes": {**memory, "results_kept": measurement.get("peak_of_kept_results", memory["measured"])},
+        "memory_bytes": {**memory, "results_kept": measurement.get("peak_of_saved_results", memory["measured"])},
         "inputs": measurement.get("inputs"),
         "seconds": measurement["seconds"],
         "order": order,

@@ -43,7 +43,7 @@ class MemoryTracker(TorchDispatchMode):
         self.kind = "activations"
         self.live = dict.fromkeys(KINDS, 0)
         self.peak = dict(self.live)
-        self.released_bytes = self.peak_of_kept_results = 0
+        self.released_bytes = self.peak_of_saved_results = 0
         """Bytes of results that the loop has released, and the highest sum if it had kept them until backward ended."""
         self.peak_of_constants = self._live_constants = 0
         self.makes_constants = False
@@ -191,7 +191,7 @@ class MemoryTracker(TorchDispatchMode):
             return
         self.live[kind] += num_bytes
         total = sum(self.live.values())
-        self.peak_of_kept_results = max(self.peak_of_kept_results, total + self.released_bytes)
+        self.peak_of_saved_results = max(self.peak_of_saved_results, total + self.released_bytes)
         # All kinds at the moment of the highest sum. The peaks of the kinds come at other times, and would add up to more.
         if total > sum(self.peak.values()):
             self.peak = dict(self.live)

@@ -79,7 +79,7 @@ def run_program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
         "collectives": counted.table(),
         "by_axis": rows_to_json(counted.rows),
         **memory.report_peaks(),
-        "peak_of_kept_results": memory.peak_of_kept_results,
+        "peak_of_saved_results": memory.peak_of_saved_results,
         "inputs": counted.inputs,
         "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
     }
@@ -132,7 +132,7 @@ def _count_standing_memory(
     memory.add_all((g.flat for u in engine.units.values() for g in u.gathers), IN_FLIGHT)
     for param in trained:
         param.register_post_accumulate_grad_hook(lambda p: memory.add(p.grad, "grads"))
-    memory.peak, memory.peak_of_kept_results, memory.peak_of_constants = dict(memory.live), 0, 0
+    memory.peak, memory.peak_of_saved_results, memory.peak_of_constants = dict(memory.live), 0, 0
 
 
 @contextlib.contextmanager

@@ -167,7 +167,7 @@ def live(learner: Learner, values: Values) -> Live:
         "most_doubt": MOST_DOUBT,
         "parts": parts,
         "update": update_bytes(case),
-        "ways": _price_ways(learner, tokens),
+        "ways": _price_layouts(learner, tokens),
         "pair": _closest_pair(learner, tokens),
         "stands_in": note,
     }
@@ -235,7 +235,7 @@ def _stream_chart(phase: Phase, *, back: bool) -> Drawing:
     return timeline([track for track in tracks if track[1]], units.seconds, 3 * phase.seconds)
 
 
-def _price_ways(learner: Learner, tokens: int) -> list[tuple[str, str, Plan, Any]]:
+def _price_layouts(learner: Learner, tokens: int) -> list[tuple[str, str, Plan, Any]]:
     """Return every way with its name, its plan, and the band of its price."""
     control, prices = LESSON.controls[0], []
     for option in map(str, control.options):

@@ -84,11 +84,11 @@ def live(learner: Learner, values: Values) -> Live:
         **{f"{k}_s": v for k, v in time.items()},
     }
     layers_s, picture = _time_chart(case, time, layout, m)
-    priced = {(w, k): price_usual(learner, w, TOKENS // k, k) for w in _way_names() for k in MICRO_BATCHES}
-    named = {f"{_way_names()[w]} with {k} micro-batch{'es' * (k > 1)}": x for (w, k), x in priced.items()}
+    priced = {(w, k): price_usual(learner, w, TOKENS // k, k) for w in _layout_names() for k in MICRO_BATCHES}
+    named = {f"{_layout_names()[w]} with {k} micro-batch{'es' * (k > 1)}": x for (w, k), x in priced.items()}
     fits = {at: x.plan.cost.step_time_s for at, x in priced.items() if x.plan.fits}
     facts = {
-        "name": _way_names()[layout],
+        "name": _layout_names()[layout],
         "samples": SAMPLES,
         "shown": min(m, MAX_SHOWN),
         "layers_s": layers_s,
@@ -99,7 +99,7 @@ def live(learner: Learner, values: Values) -> Live:
         "quickest": fastest_with_ties(named, learner.cluster) if fits else "",
         "best": min(fits, key=lambda at: fits[at])[0] if fits else "",
         "fits": fits,
-        "ways": {w: (name, *split_sent_bytes(learner, w)) for w, name in _way_names().items()},
+        "ways": {w: (name, *split_sent_bytes(learner, w)) for w, name in _layout_names().items()},
         "counts": MICRO_BATCHES,
         "bought": [(k, priced[layout, k].plan, priced[layout, k].sent_bytes) for k in MICRO_BATCHES],
     }
@@ -110,7 +110,7 @@ def live(learner: Learner, values: Values) -> Live:
     return Live(facts, pictures, numbers, shown_learner, note)
 
 
-def _way_names() -> dict[str, str]:
+def _layout_names() -> dict[str, str]:
     """Return the ways to shard, and their names."""
     control = LESSON.controls[0]
     return {str(layout): control.name(layout) for layout in control.options}

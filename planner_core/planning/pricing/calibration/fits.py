@@ -54,7 +54,7 @@ class Fit:
 
 
 def read_fits(gpu: Mapping[str, Any]) -> tuple[Fit, ...]:
-    """Return the fits that a GPU's data tells, which may come from anywhere: what has not the form of a fit is left out."""
+    """Return the fits in a GPU's data, which may come from anywhere: an entry that does not have the form of a fit is left out."""
     sources = gpu.get("sources")
     fits = []
     for group, entry in sources.items() if isinstance(sources, dict) else ():

@@ -92,8 +92,8 @@ def nearest_settings(layout: Layout, copies: tuple[int, ...]) -> tuple[StageSett
     layers = sum(copies)
     least, most = (n * layout.pp for n in _stages_of_rank(layout, layers))
     for stages in sorted(range(least, min(most, layers) + 1, layout.pp), key=lambda n: (abs(n - len(copies)), n)):
-        if made := list(_settings_of(layout, stages, layers)):
-            return min(made, key=lambda m: _distance(m[1], copies))
+        if settings := list(_settings_of(layout, stages, layers)):
+            return min(settings, key=lambda m: _distance(m[1], copies))
     raise InputError(f"torchtitan deals no {layers} layers to {least} stages; give fewer")
 
 

@@ -40,10 +40,10 @@ class WeightBucket(ABC):
     def begin(self) -> CollectiveSteps | None:
         """Return the collectives in order, or None if the weights are up to date."""
 
-    def issue(self, num_held_back: int = 0) -> None:
-        """Issue the collectives but the last `num_held_back`. What was issued before is not issued again."""
+    def issue(self, num_deferred: int = 0) -> None:
+        """Issue the collectives but the last `num_deferred`. What was issued before is not issued again."""
         # What reads this bucket comes after it. With a reader of 2 collectives it leaves as if 2 fewer were held back, so 2 units earlier.
-        while self.issued < self.num_collectives - max(0, num_held_back - self.reader_collectives):
+        while self.issued < self.num_collectives - max(0, num_deferred - self.reader_collectives):
             self.collectives = self.collectives or self.begin()
             if self.collectives is None:
                 return
@@ -114,10 +114,10 @@ class GatherBucket(WeightBucket):
             refresh.wait()
         return self._gather_steps()
 
-    def issue(self, num_held_back: int = 0) -> None:
-        """Issue the collectives but the last `num_held_back`, if there are any."""
+    def issue(self, num_deferred: int = 0) -> None:
+        """Issue the collectives but the last `num_deferred`, if there are any."""
         if self.members:
-            super().issue(num_held_back)
+            super().issue(num_deferred)
 
     def make_ready(self) -> None:
         """Bring the weights to their last form."""

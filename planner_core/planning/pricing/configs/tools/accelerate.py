@@ -64,10 +64,10 @@ def read(fields: Fields, num_gpus: int) -> Setup:
     }
     if plugin == "deepspeed" and not fields.has_value(f"{FSDP}activation_checkpointing"):
         del options["recompute"]  # its section has no field for that
-    attention_again = f"{MEGATRON}recompute_activations"
-    if fields.read_flag(attention_again):
+    recompute_flag = f"{MEGATRON}recompute_activations"
+    if fields.read_flag(recompute_flag):
         notes += (
-            f"{attention_again} of {fields.where} runs core attention again, which a flash kernel does too: priced as none",
+            f"{recompute_flag} of {fields.where} runs core attention again, which a flash kernel does too: priced as none",
         )
     return fields.finish(TABLE, layout, options, notes)
 

@@ -68,8 +68,8 @@ def read(fields: Fields, num_gpus: int) -> Setup:
         **offload,
         **(layers := read_layers(fields)),
     }
-    found = f"AutoTP finds the layers of {fields.where} by patterns of its own; {PRICED_BY_DEGREES}"
-    layer_notes = (found,) if tp > 1 and not layers else ()
+    layer_note = f"AutoTP finds the layers of {fields.where} by patterns of its own; {PRICED_BY_DEGREES}"
+    layer_notes = (layer_note,) if tp > 1 and not layers else ()
     return fields.finish(TABLE, layout, options, (*notes, *gradient_notes, *layer_notes), batch)
 
 
@@ -106,15 +106,15 @@ def read_gradients(fields: Fields, dtype: str | None, cp: int) -> tuple[dict[str
     in float32 with sequence parallelism. `dtype`: the model's, if a file states it."""
     sums = "communication_data_type" if cp == 1 else "seq_parallel_communication_data_type"
     accum = "data_types.grad_accum_dtype"
-    summed_in, kept_in = (
+    sum_dtype, grad_dtype = (
         DTYPES_OF_GRADIENTS[fields.read_word(name, default or "float32", tuple(DTYPES_OF_GRADIENTS))]
         for name, default in ((sums, dtype if cp == 1 else "float32"), (accum, dtype))
     )
     if dtype is None and not fields.has_value(sums) and not fields.has_value(accum):
         return {"stack": "deepspeed"}, ()
-    if summed_in == kept_in:
-        return {"stack": "deepspeed", "gradients": kept_in}, ()
-    note = f"gradients of {fields.where} are kept in {kept_in} ({accum}) and summed in {summed_in} ({sums}); priced in float32 for both"
+    if sum_dtype == grad_dtype:
+        return {"stack": "deepspeed", "gradients": grad_dtype}, ()
+    note = f"gradients of {fields.where} are kept in {grad_dtype} ({accum}) and summed in {sum_dtype} ({sums}); priced in float32 for both"
     return {"stack": "deepspeed", "gradients": "float32"}, (note,)
 
 

@@ -266,7 +266,7 @@ def _read_recompute(fields: Fields) -> str:
     return "full" if granularity == "full" or old_option else "none"
 
 
-PRODUCTS_AGAIN = frozenset({"mlp", "moe", "shared_experts"})
+RECOMPUTED_PRODUCTS = frozenset({"mlp", "moe", "shared_experts"})
 """Values of `--recompute-modules` that run most of a layer's products again, which no policy of the planner does."""
 
 
@@ -277,7 +277,7 @@ def _recompute_notes(fields: Fields) -> tuple[str, ...]:
     modules = fields.read_words("--recompute-modules") if granularity == "selective" else ()
     fields.read.add("--recompute-modules")
     rerun = [module for module in modules if module != "core_attn"]
-    if PRODUCTS_AGAIN & set(rerun):
+    if RECOMPUTED_PRODUCTS & set(rerun):
         raise InputError(
             f"{fields.where}: --recompute-modules {' '.join(modules)} runs parts of a layer again, which cannot be priced; set "
             "--recompute-granularity full, or leave core_attn alone there"
