@@ -18,12 +18,12 @@ of x's go on to the operator before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from planner_core.core import Call, Op
 from planner_core.cost.memory.forward import BlockMemory, HandedThrough, Moment, arriving_bytes, peak_issuing_bytes
-from planner_core.cost.memory.in_flight import ReductionMemory
+from planner_core.cost.memory.in_flight import ReductionMemory, SentMemory
 from planner_core.ops import operator, writes_in_place
 
 
@@ -45,7 +45,8 @@ class BackwardMemory:
     item's unit has begun. `released`: whether what autograd kept for the item is freed.
 
     Beside compute: bytes of weights that are gathered (`gathered`) and of those on their way (`coming`), of gradients that are
-    packed (`filling`), and of gradients on their way (`sent`: for each message the bytes that each of its collectives needs).
+    packed (`filling`), and of gradients on their way (`sent`: for each message the bytes that each of its collectives needs;
+    `passing`: those that one of them needs only now, as it is issued or ends).
     `leaving`: the messages of the unit at work. `departed` and `last_packed`: those of a called block, and its last gradient. `late`:
     the messages that leave when backward is over, with what each of their collectives needs.
     """
@@ -64,10 +65,11 @@ class BackwardMemory:
     gathered: int = 0
     coming: int = 0
     filling: int = 0
-    sent: list[tuple[int, ...]] = field(default_factory=list)
+    sent: list[tuple[SentMemory, ...]] = field(default_factory=list)
+    passing: int = 0
     leaving: list[ReductionMemory] = field(default_factory=list)  # of the unit at work
     departed: list[ReductionMemory] = field(default_factory=list)  # those of a called block
-    late: dict[object, tuple[int, ...]] = field(default_factory=dict)
+    late: dict[object, tuple[SentMemory, ...]] = field(default_factory=dict)
     last_packed: int = 0
     last_of_unit: int = 0
 
@@ -90,18 +92,15 @@ class BackwardMemory:
         yield from self._finish_unit()
         # Small gradients of all units share messages, which leave only now: until here each stands as it was made.
         if self.late:
-            self._advance_messages()
-            self.sent += self.late.values()
-            yield self._moment()
+            yield from self._advance_messages(list(self.late.values()))
         # No unit is left to hide what is on its way. A message over two mesh axes takes two turns.
         while self.sent:
-            self._advance_messages()
-            yield self._moment()
+            yield from self._advance_messages()
 
     @property
     def ahead(self) -> int:
         """Bytes of weights that come and gradients that leave."""
-        return self.gathered + self.coming + self.filling + sum(flow[0] for flow in self.sent)
+        return self.gathered + self.coming + self.filling + self.passing + sum(flow[0].flying for flow in self.sent)
 
     def _moment(self, more: int = 0) -> Moment:
         gradients = {*self.by_value.values(), *self.at_work.values()}
@@ -136,26 +135,33 @@ class BackwardMemory:
                 self._set_weight_gradient(
                     block.values[value].name, self.block_memory.gradient_bytes[value][reduction.ends]
                 )
-        if self.departed or self.leaving:  # a unit without gradients of its own lets messages wait, as a run does
-            self._advance_messages()
-        for reduction in (*self.departed, *self.leaving):
+        left, self.leaving, self.departed = (*self.departed, *self.leaving), [], []
+        if left:
+            yield from self._advance_messages([r.beside for r in left if r.late is None], sum(r.waiting for r in left))
+        else:  # a unit without gradients of its own lets messages wait, as a run does
+            yield self._moment(self.last_packed)
+        for reduction in left:
             if reduction.late is not None:
                 self.leave_late(reduction)
-            elif reduction.beside:
-                self.sent.append(reduction.beside)
-        self.leaving, self.departed = [], []
-        yield self._moment(self.last_packed)
         self.gathered = self.last_packed = 0
         yield self._moment()
 
-    def _advance_messages(self) -> None:
-        """Let every message take its next collective: one over several mesh axes takes one per axis, one with each unit that is done."""
-        self.sent = [left for flow in self.sent if (left := flow[1:])]
+    def _advance_messages(self, new: Sequence[tuple[SentMemory, ...]] = (), waiting: int = 0) -> Iterator[Moment]:
+        """Let every message take its next collective, and issue the first of the `new` ones, whose gradients are `waiting` until then: one
+        over several mesh axes takes one per axis, one with each unit that is done."""
+        if landing := max((flow[0].landing for flow in self.sent), default=0):
+            self.passing = landing + waiting
+            yield self._moment(self.last_packed)
+        self.sent = [flow for flow in (*(flow[1:] for flow in self.sent), *new) if flow]
+        # One after the other, so the packing of only one of them is there at a time.
+        self.passing = max((flow[0].issuing for flow in self.sent), default=0)
+        yield self._moment(self.last_packed)
+        self.passing = 0
 
     def leave_late(self, reduction: ReductionMemory, copies: int = 1) -> None:
         """Let the gradients of `copies` units travel with others when backward is over."""
-        before = self.late.get(reduction.late, (0,) * len(reduction.beside))
-        self.late[reduction.late] = tuple(n + copies * m for n, m in zip(before, reduction.beside, strict=True))
+        before = self.late.get(reduction.late, (SentMemory(0),) * len(reduction.beside))
+        self.late[reduction.late] = tuple(n.add(m, copies) for n, m in zip(before, reduction.beside, strict=True))
 
     def _set_weight_gradient(self, name: str, num_bytes: int) -> None:
         self.weight_bytes += num_bytes - self.weights.get(name, 0)

@@ -201,9 +201,8 @@ def move_through(
 
     The list `tensors` is emptied, so that memory is freed as soon as no collective needs it.
     """
-    # `flat` is packed as the first stage sends it; the stages after it pack for themselves.
-    for members in stages[:-1]:
-        tensors, flat = (yield from _one_stage(members, tensors, flat)), None
+    if len(stages) > 1:
+        tensors, flat = (yield from run_stages(stages[:-1], tensors, flat)), None
     finish = start_move(stages[-1], tensors, flat=flat, out=out)
     tensors.clear()
     # A yield means that a message is in flight (`advance_steps`). A move without one is finished at once.
@@ -212,6 +211,19 @@ def move_through(
     # Only now: while the collective is in flight its own flat result exists, and `out` would lie unused beside it.
     before_write()
     finish()
+
+
+def run_stages(
+    stages: Sequence[Sequence[BucketMember]], tensors: list[torch.Tensor], flat: torch.Tensor | None
+) -> Generator[None, None, list[torch.Tensor]]:
+    """Take tensors through the stages, and yield while a message is in flight.
+
+    The list `tensors` is emptied, so that memory is freed as soon as no collective needs it.
+    """
+    # `flat` is packed as the first stage sends it; the stages after it pack for themselves.
+    for members in stages:
+        tensors, flat = (yield from _one_stage(members, tensors, flat)), None
+    return tensors
 
 
 def _one_stage(

@@ -9,7 +9,7 @@ the last, `final` is taken in every backward pass. Small buckets of `final` are 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from planner_core.runtime.program.buckets import (
     copy_to_slots,
     message_key,
     rank_slots,
-    start_move,
+    run_stages,
     unpack,
 )
 from planner_core.runtime.program.collectives import AxisMove, apply_moves, coalesced_launch
@@ -164,7 +164,7 @@ class GradientBucket:
     def reduce_final(self, arrived: Sequence[int]) -> CollectiveSteps:
         """Take the chain `final`, and publish the gradients to the parameters."""
         if self.final_by_rank:
-            return _reduce_and_publish(self.weights, self.final, self._final_by_rank_tensors(), self.flat)
+            return _reduce_and_publish(self.weights, self.final, self._final_by_rank_tensors().copy(), self.flat)
         arrived = [
             i for i in arrived if self.weights[i].accumulated is not None
         ]  # else another use's bucket has taken them along
@@ -201,8 +201,7 @@ class GradientBucket:
                 self.slots[i].zero_()
         members = range(len(self.weights)) if self.packs_by_rank else arrived
         stages = [[stage[i] for i in members] for stage in self.micro]
-        flat = self.flat if self.packs_by_rank else None
-        tensors = yield from _run_stages(stages, [self.unpacked.get(i, self.flat) for i in members], flat)  # type: ignore[misc]
+        tensors = yield from run_stages(stages, *self._take_gradients(members))
         weights = [self.weights[i] for i in members]
         for i, weight, tensor in zip(
             members, weights, _copy_if_mixed(tensors, [w.accumulated is None for w in weights]), strict=True
@@ -210,6 +209,14 @@ class GradientBucket:
             # A weight that took part with zeros keeps no gradient, as in one process: an optimizer skips it, and does not decay it.
             if i in self.arrived:
                 weight.accumulated = tensor if weight.accumulated is None else weight.accumulated.add_(tensor)
+
+    def _take_gradients(self, members: Sequence[int]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Return the gradients of a micro-batch, and the flat tensor that has them, without holding either any longer."""
+        if not self.packs_by_rank:
+            return [self.unpacked.pop(i) for i in members], None
+        tensors, flat = self.slots, self.flat
+        self.flat, self.slots = None, []
+        return tensors, flat
 
     def _flat_of(self, tensors: list[torch.Tensor]) -> torch.Tensor | None:
         """Return the flat tensor if these are its views, all of them in order; None otherwise."""
@@ -231,27 +238,13 @@ def _reduced_shapes(
     return [m.result_shape for m in stages[-1]] if stages else list(shapes)
 
 
-def _run_stages(
-    stages: Sequence[Sequence[BucketMember]], tensors: Sequence[torch.Tensor], flat: torch.Tensor | None
-) -> Generator[None, None, Sequence[torch.Tensor]]:
-    """Take the tensors through the stages, and yield while a collective is in flight. `flat`: the tensors as the first stage
-    sends them."""
-    for stage in stages:
-        finish = start_move(stage, tensors, flat=flat)
-        flat = None
-        if communicates(stage[0].move):
-            yield
-        tensors = finish()
-    return tensors
-
-
 def _reduce_and_publish(
     weights: Sequence[Weight],
     stages: Sequence[Sequence[BucketMember]],
     tensors: list[torch.Tensor],
     flat: torch.Tensor | None,
 ) -> CollectiveSteps:
-    tensors = yield from _run_stages(stages, tensors, flat)  # type: ignore[assignment]
+    tensors = yield from run_stages(stages, tensors, flat)
     for weight, tensor in zip(weights, _copy_if_mixed(tensors, [w.gradient is None for w in weights]), strict=True):
         # Not those that were sent as zeros to fill the message: they stay without a gradient.
         if weight.accumulated is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from planner_core.core import Block, BlockPlan
 from planner_core.cost.memory.in_flight.uses import (
@@ -17,16 +18,31 @@ from planner_core.cost.memory.in_flight.uses import (
 from planner_core.cost.model import SMALL_BYTES, CostModel
 
 
+class SentMemory(NamedTuple):
+    """Bytes of one collective of gradients, beside the gradients that are held. `flying`: what it reads and writes. `issuing`: what is
+    packed for it and freed then, beside these. `landing`: what is unpacked from it, before these are freed."""
+
+    flying: int
+    issuing: int = 0
+    landing: int = 0
+
+    def add(self, other: SentMemory, times: int = 1) -> SentMemory:
+        """Return this and `times` the other."""
+        return SentMemory(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+
 @dataclass(frozen=True, slots=True)
 class ReductionMemory:
-    """Gradients that are reduced together. `flat`: bytes of the packed tensor, from the first gradient on (0: each gradient stays as it
-    was made). `beside`: for each collective on their way, the bytes beside the gradients that are held. `late`: if they are few, with
-    which gradients of other units they travel when backward is over; else None. `ends`: what is held is then this GPU's part of the sum."""
+    """Gradients that are reduced together. `flat`: their bytes before the first collective, from the first gradient on (0: each counts as
+    held, as it was made). `beside`: those of each collective on their way. `late`: if they are few, with which gradients of other units
+    they travel when backward is over; else None. `waiting`: bytes beside the gradients that are held, until the first collective is
+    issued. `ends`: what is held is then this GPU's part of the sum."""
 
     weights: frozenset[int]
     flat: int
-    beside: tuple[int, ...]
+    beside: tuple[SentMemory, ...]
     late: object = None
+    waiting: int = 0
     ends: bool = False
 
 
@@ -72,18 +88,20 @@ def _make_reduction(
     packs = bool(group[0].reduce) and group[0].reduce[0].collective == "reduce_scatter"
     last = buffer_bytes(landed, model, gradients=True)
     if group[0].reduce:
-        # For a reduce_scatter gradients are packed as they are made; for an all_reduce when the unit is done (`base`, and a copy).
-        base = 0 if packs else micro[0]
-        while_sent = _sent_bytes(micro, group[0].reduce, packs)
+        # For a reduce_scatter gradients are packed as they are made; for any other collective when the unit is done, by a copy.
+        first, *rest = _sent_bytes(micro, group[0].reduce, packs)
+        first = first.add(SentMemory(micro[0]) if packs else SentMemory(0, micro[0]))
         # With several micro-batches the result is added to the sum of the earlier ones and is free before that is copied to be sent.
-        then = _sent_bytes(last, final, packed=False, before=0 if sums else micro[-1])
-        flat = micro[0] if packs else 0
+        result = SentMemory(0 if sums else micro[-1])
+        then = [n.add(result) for n in _sent_bytes(last, final, packed=False)]
         # What arrives is the gradient that stands; of a weight that the caller gives, it is added to that of the copies before.
         given = any(value in block.inputs for value in weights)
-        stands = 0 if sums or given else last[-1] if final else micro[-1]
-        return ReductionMemory(
-            weights, flat, tuple(flat + base + n - stands for n in (*while_sent, *then)), ends=bool(final) and not sums
-        )
+        stands = SentMemory(0 if sums or given else last[-1] if final else micro[-1])
+        # A gradient that is not packed is the one that stands, until it is sent, unless that one is a sum or of another dtype.
+        flat = micro[0] if packs or sums or dtype != block.values[group[0].value].meta.dtype else 0
+        beside = tuple(n.add(stands, -1) for n in (first, *rest, *then))
+        waiting = flat - stands.flying if flat else 0
+        return ReductionMemory(weights, flat, beside, waiting=waiting, ends=bool(final) and not sums)
     # Few bytes wait for one message of all units when backward is over: a norm needs no message of its own, but stands until then.
     if final and micro[0] <= SMALL_BYTES:
         packed_bytes = 0 if sums or shared >= weights else micro[0]
@@ -95,8 +113,8 @@ def _make_reduction(
     packed = ranked or (packed_bytes > 0 and not shared & weights)
     terms = 0 if ranked else sum(_local_bytes(block, u, model) for u in group if u.value in shared)
     more = 0 if sums or not final else packed_bytes + terms - last[-1]
-    beside = tuple(n + more for n in _sent_bytes(last, final, packed=packed))
-    return ReductionMemory(weights, packed_bytes, beside, ends=bool(final) and not sums)
+    beside = tuple(n.add(SentMemory(more)) for n in _sent_bytes(last, final, packed=packed))
+    return ReductionMemory(weights, packed_bytes, beside, waiting=more, ends=bool(final) and not sums)
 
 
 def _after_local_steps(use: UseMemory) -> UseMemory:
@@ -117,15 +135,17 @@ def _steps_once(bp: BlockPlan, block: Block, value: int, model: CostModel) -> St
     return tuple(s for s in gather_steps(param.gradient, param.stored, model.sizes) if s.collective)
 
 
-def _sent_bytes(chain: Sequence[int], steps: Steps, packed: bool, before: int = 0) -> tuple[int, ...]:
+def _sent_bytes(chain: Sequence[int], steps: Steps, packed: bool) -> tuple[SentMemory, ...]:
     """For each collective on the way: the bytes beside what was packed before the first one, which are the copies that are sent and
     what arrives."""
     by_collective = []
+    before = 0
     for number, step in enumerate(steps):
         size, after = chain[number], chain[number + 1]
-        # What is packed already is sent as it lies; else it is copied first. A reduce_scatter writes another tensor, an all_reduce none.
-        ready = packed and number == 0
-        new = (after if step.collective == "reduce_scatter" else 0) + (0 if ready else size)
-        by_collective.append(before + new)
-        before = after if step.collective == "reduce_scatter" or not ready else 0
+        # What is packed already is sent as it lies; else it is copied first. An all_reduce writes where it reads, others another tensor.
+        ready, writes = packed and number == 0, step.collective != "all_reduce"
+        # The parts that an all_to_all brings are joined in another tensor.
+        joined = after if step.collective == "all_to_all" else 0
+        by_collective.append(SentMemory(after * writes + (0 if ready else size), before, joined))
+        before = after if writes or not ready else 0
     return tuple(by_collective)
