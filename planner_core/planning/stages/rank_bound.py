@@ -53,6 +53,7 @@ class RankBound:
         least: [in flight, price] the least cost of a copy, in seconds of a step.
         pass_s: The least seconds of a copy's forward and backward, of all micro-batches.
         ends_s: Those of what stands before the first copy (an embedding) and behind the last one (a head and its loss).
+        buffer: Whether gradients stand all through a step.
     """
 
     budget: float
@@ -61,12 +62,13 @@ class RankBound:
     least: Floats
     pass_s: float
     ends_s: tuple[float, float] = (0.0, 0.0)
+    buffer: bool = False
 
     def least_step_s(self, d: PipelineDegrees, copies: int, send_s: float = 0.0) -> float:
         """Return the seconds that no cut of a model of so many copies takes less than. `send_s`: the least of a send and its gradient's."""
         # A minimum of functions that are linear in the number in flight is concave, so a chord is not above it; and no number in flight
         # makes a copy cheaper than a smaller one does.
-        least = np.stack([np.interp(_in_flight(d), self.in_flight, column) for column in self.least.T], axis=-1)
+        least = np.stack([np.interp(self._in_flight(d), self.in_flight, column) for column in self.least.T], axis=-1)
         low = (copies * self.pass_s + sum(self.ends_s)) / d.ranks + d.mean_wait_s(self.pass_s / d.micro_batches, send_s)
         high = low
         while not self._may_take(high, d, copies, least, send_s):
@@ -99,6 +101,16 @@ class RankBound:
             known, before = before, np.maximum(before, copies - np.cumsum(most[::-1])[::-1])
             if np.array_equal(known, before):
                 return True
+
+    def _in_flight(self, d: PipelineDegrees) -> Floats:
+        """[rank, moment, stage of a rank] micro-batches in flight while the gradients of all stages of the rank stand."""
+        # Before the first backward PyTorch has none. Example: of 4 micro-batches on 4 ranks the first rank holds 4 then, and 3 with
+        # gradients; under a buffer of gradients it holds 4 with them.
+        begun = not self.buffer
+        if d.virtual == 1:
+            return np.minimum(d.micro_batches - begun, d.ranks - np.arange(d.ranks))[:, None, None].astype(float)
+        pipeline = Pipeline(d.ranks, d.schedule, (1,) * (d.ranks * d.virtual))
+        return in_flight_at_once(pipeline, d.micro_batches, begun=begun).astype(float)
 
     def _mean_step_s(self, d: PipelineDegrees, copies: int, most: Floats, send_s: float) -> float:
         """Return the work and the waits of the mean rank, in the mean of all turns, if no rank has more than `most` [rank] copies.
@@ -136,13 +148,12 @@ def rank_bound(problem: Problem, budget: float, ranks: int, copies: int) -> Rank
     least = [[pass_s, *(least_cost(k, price) for price in prices[1:])] for k in in_flight]
     weights[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]] = 0.0
     ends_s = least_costs_at_ends(problem, weights)
-    return RankBound(budget, np.array(in_flight, dtype=float), prices, np.array(least), pass_s, ends_s)
-
-
-def _in_flight(d: PipelineDegrees) -> Floats:
-    """[rank, moment, stage of a rank] micro-batches in flight while the gradients of all stages of the rank stand."""
-    # Before the first backward PyTorch has none. Example: of 4 micro-batches on 4 ranks the first rank holds 4 then, and 3 with gradients.
-    if d.virtual == 1:
-        return np.minimum(d.micro_batches - 1, d.ranks - np.arange(d.ranks))[:, None, None].astype(float)
-    pipeline = Pipeline(d.ranks, d.schedule, (1,) * (d.ranks * d.virtual))
-    return in_flight_at_once(pipeline, d.micro_batches, begun=True).astype(float)
+    return RankBound(
+        budget,
+        np.array(in_flight, dtype=float),
+        prices,
+        np.array(least),
+        pass_s,
+        ends_s,
+        problem.model.software.gradient_buffer,
+    )
