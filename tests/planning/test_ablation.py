@@ -35,6 +35,20 @@ def test_the_last_rung_is_the_method_and_each_only_forbids(model: str, method: s
         assert b.comm_time_s >= a.comm_time_s * 0.9999
 
 
+def test_the_proof_of_the_last_row_is_the_methods_own() -> None:
+    """Of TAP's plan, the least in bytes, was said "at most 0.96 % above the least communication time", above rows with less of that."""
+    planner = planned(Request("llama-3-8b", cluster="2x8-h100", layers=2)).planner
+    own = replace_request(planner, method="tap")
+    alone = choose_mesh(own, candidate_meshes(own.request, own.cluster))
+    before, row = ablation_steps(planner, "tap")[-2:]
+    assert row.plan and before.plan and not row.plan.optimal
+    assert (row.plan.bound, row.plan.notes) == (alone.bound, alone.notes)
+    assert "above the least bytes that TAP admits" in str(row.plan.notes[0].sentence)
+    # As the plan of a larger space it keeps that one's bound, which is in seconds.
+    called = row.called(before).plan
+    assert called and (called.method, called.bound) == ("exact", before.plan.bound)
+
+
 def test_progress_can_stop_it() -> None:
     planner = prepare_planner(Request("gpt2-xl", cluster="1x8-h100", layers=2))
 

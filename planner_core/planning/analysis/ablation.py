@@ -43,7 +43,9 @@ class AblationStep:
         if self is step or self.plan is None:
             return step
         others = (note for note in self.plan.notes if note.kind is not NoteKind.GAP)
-        return replace(step, plan=replace(self.plan, optimal=False, notes=(Note(ATP_WORDS, NoteKind.SCOPE), *others)))
+        bound = step.plan.bound if step.plan else None
+        notes = (Note(ATP_WORDS, NoteKind.SCOPE), *others)
+        return replace(step, plan=replace(self.plan, method=EXACT.name, optimal=False, bound=bound, notes=notes))
 
 
 def exact_step(best: Plan | None) -> AblationStep:
@@ -57,10 +59,10 @@ def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: N
     A search within a budget may end with a gap, and then miss what the search of a smaller space finds. Such a plan is in the larger space
     too, so it is the larger space's plan. `say` gets a sentence about what is being done. It may raise to stop.
     """
-    steps = [
-        AblationStep(name, says, _best_restricted(planner, one, say))
-        for name, says, one in _steps_to(METHODS[method], planner.workload.zero)
-    ]
+    *larger, (last, adds, _) = _steps_to(METHODS[method], planner.workload.zero)
+    # Under its own name a method's bound is in its own unit, and its gap is above the least of what it minimises.
+    spaces = [*larger, (last, adds, METHODS[method])]
+    steps = [AblationStep(name, says, _best_restricted(planner, one, say)) for name, says, one in spaces]
     # From the smallest space on: what was found there is handed up from step to step.
     for at, step in reversed(list(enumerate(steps[:-1]))):
         # What is proven is the GPU's part of the step. A smaller space may hold a plan that waits less for its host.
@@ -93,8 +95,8 @@ def _steps_to(target: Method, zero: int) -> Iterator[tuple[str, str, Method]]:
 
 
 def _best_restricted(planner: Planner, method: Method, say: Callable[[str], None]) -> Plan | None:
-    exact = replace_request(planner, method="exact", objective="time")
+    asked = replace_request(planner, method=method.name, objective="time")
     try:
-        return choose_mesh(exact, candidate_meshes(planner.request, planner.cluster), say, method)
+        return choose_mesh(asked, candidate_meshes(planner.request, planner.cluster), say, method)
     except NoPlanFits:
         return None
