@@ -136,12 +136,12 @@ def describe_aim(plan: Plan) -> str:
     aim = ALL[plan.method].describe_aim(plan.objective) if plan.method in ALL else None
     if aim is None:
         return ""
-    bound, described = bound_of(plan), f"{aim} in its space"
+    bound, least = bound_of(plan), f"{aim} in its space"
     if plan.optimal or not bound.value:
-        return described
+        return least
     if bound.gap is None:
-        return f"{described}, not proven"
-    return f"{described}, at most {units.percent(max(bound.gap, SMALLEST_GAP))} above the bound"
+        return f"not proven to have the {least}"
+    return f"not proven: at most {units.percent(max(bound.gap, SMALLEST_GAP))} above the {least}"
 
 
 def describe_gap(plan: Plan) -> str:
