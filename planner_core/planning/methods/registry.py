@@ -65,7 +65,8 @@ METHODS: Mapping[str, Method] = {
             restrict=alpa_rules,
             objective="communication",
             zero=0,
-            words="least communication time, hidden or not, weights kept, copies of a block apart, as Alpa plans operators",
+            words="least communication time, hidden or not, weights kept, no product done twice, copies of a block apart, "
+            "as Alpa plans operators",
             space="never does a product twice",
         ),
     )
@@ -150,7 +151,7 @@ def describe_least(method: str, objective: str) -> str:
 
 OWN_WORKLOAD = Note(
     "a method's plan depends on where it is asked for: alone, its micro-batches and recomputation are searched too; compare takes those "
-    "of the chosen plan, and the explorer one micro-batch and no recomputation, each unless they are stated"
+    "of the best plan of one stage, and the explorer one micro-batch and no recomputation, each unless they are stated"
 )
 """Why `plan --method tap` and the row of TAP in a comparison differ, as all of them say."""
 
@@ -161,5 +162,5 @@ def note_compared_workload(workload: Workload) -> Note:
     recomputed = "no recomputation" if workload.recompute == "none" else f"recomputation {workload.recompute}"
     return Note(
         f"{', '.join(m.title for m in METHODS.values() if m.objective)} and the least communication are searched with {many} a step and "
-        f"{recomputed}, as the chosen plan has them; baselines have numbers and recomputation of their own"
+        f"{recomputed}, as the best plan of one stage has them; baselines have numbers and recomputation of their own"
     )
