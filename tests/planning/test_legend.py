@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from explorer.analysis.shortlist import shortlist
-from planner_core.core import Pipeline, option_switch
+from planner_core.core import Pipeline, PlanRole, option_switch
 from planner_core.planning import LEAST_MEMORY_NAME, Request, Result, plan_model, prepare_planner
-from planner_core.planning.analysis.legend import describe_fullest_ranks
+from planner_core.planning.analysis.legend import describe_fullest_ranks, row_title
 from planner_core.planning.analysis.reporting import first_plan_text, plan_summary, text
-from planner_core.planning.methods import parse_layout
+from planner_core.planning.methods import OWN_WORKLOAD, parse_layout
+from planner_core.planning.methods.registry import note_compared_workload
 from planner_core.planning.stages.answer import _add_notes, why_no_stages
 from planner_core.planning.stages.search import StagedPlan
 
@@ -89,6 +90,25 @@ def test_the_rank_that_decides_the_memory_is_named() -> None:
         f"the emptiest takes {min(peaks) / 2**30:.1f} GiB",
     )
     assert plan_summary(plan)["pipeline"]["fullest_rank"] == plan.fullest_rank
+
+
+def test_rows_of_one_stage_say_so_beside_stages(result: Result) -> None:
+    """ "least communication" had 17.7 ms of it above a row of stages with 3.4, and methods had the micro-batches of "the chosen plan", which
+    was that row, with eight."""
+    best = result.best
+    least = replace(best, name="least communication", objective="communication", role=PlanRole.OTHER)
+    taps = replace(least, name="TAPS", method="taps")
+    staged = replace(best, name="stages", pipeline=Pipeline(2, "1f1b", (1, 1)), role=PlanRole.STAGES)
+    rows = [best, least, taps]
+    assert [row_title(p, rows) for p in rows] == ["best", "least communication", "TAPS"]
+    assert [row_title(p, [*rows, staged]) for p in (*rows, staged)] == [
+        "best, of one stage",
+        "least communication, of one stage",
+        "TAPS",
+        "stages",
+    ]
+    for note in (note_compared_workload(result.planner.workload), OWN_WORKLOAD):
+        assert "of the best plan of one stage" in str(note) or "as the best plan of one stage has" in str(note)
 
 
 @pytest.mark.parametrize(("share", "prove", "named"), [(0.27, False, True), (0.27, True, False), (0.002, False, False)])

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from planner_core.core import Cluster, NoteKind, Plan, PlanRole, Sentence, named
 from planner_core.cost import IDLE, axis_roles
+from planner_core.planning.methods import EXACT
 from planner_core.planning.pricing import BUBBLE, EXPOSED_COMM, Speed, predict_reserved, split_pipeline_step
 from planner_core.planning.result import Result
 from planner_core.planning.stages import may_use_stages
@@ -156,7 +157,8 @@ def simulation_text(plans: Sequence[Plan], times: Sequence[float]) -> str:
 
 
 def row_title(plan: Plan, plans: Iterable[Plan]) -> str:
-    """Name the row of a plan: the best plan is that of one stage where a row of more stages is quicker."""
-    is_first = plan.role in (PlanRole.BEST, PlanRole.SIMPLER, PlanRole.FASTEST)
-    is_beaten = is_first and any(p.role is PlanRole.STAGES for p in plans)
-    return f"{plan.name}, of one stage" if is_beaten and plan.pipeline is None else plan.name
+    """Name the row of a plan: the best plan, and that of the least communication, is of one stage where a row of more stages is quicker."""
+    of_least_communication = plan.method == EXACT.name and plan.objective != "time"
+    is_least = of_least_communication or plan.role in (PlanRole.BEST, PlanRole.SIMPLER, PlanRole.FASTEST)
+    has_rival = is_least and plan.pipeline is None and any(p.role is PlanRole.STAGES for p in plans)
+    return f"{plan.name}, of one stage" if has_rival else plan.name
