@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -91,6 +92,9 @@ def test_the_bound_of_a_search_for_the_least_bytes_is_in_bytes() -> None:
     summary, sent = plan_summary(plan), sent_per_gpu(plan)
     assert summary["objective"] == "volume" and summary["bound_s"] is None
     assert 0.9 * sent < summary["bound_bytes"] <= sent
+    # In Python it is in GB, and read as seconds TAP's step of 0.27 s was far below its own bound of 5.47.
+    assert plan.bound and math.floor(1e9 * plan.bound) == pytest.approx(summary["bound_bytes"], abs=1)
+    assert "the GB (1e9 bytes) that a GPU sends" in " ".join(str(type(plan).__doc__).split())
     taps = plan_summary(planned(Request("llama-3-8b", method="taps")).searched)
     assert taps["objective"] == "communication" and "bound_bytes" not in taps
     assert 0.9 * taps["comm_time_s"] < taps["bound_s"] <= taps["comm_time_s"] * (1 + 1e-3)

@@ -24,7 +24,10 @@ class Plan:
     `model`: name, source, params, loss, config and, of padded parameters, `own_shapes`. `workload`: batch, seq, dtype, optimizer, zero,
     recompute and so on. `cluster`: the whole description of the cluster. `assumptions`: the constants of the cost model, by name, with
     the values that they had when the plan was made (see assets/timing.json). `pipeline`: the stages; `mesh` is then that of one rank's
-    group of GPUs. None: one stage has the whole model.
+    group of GPUs. None: one stage has the whole model. `bound`: a value of what the plan's search made least that no plan of the request
+    is below: seconds of `objective`, but of the method `tap`, which counts bytes, the GB (1e9 bytes) that a GPU sends. It is of all numbers
+    of micro-batches, ways to recompute and meshes of up to two axes, and of the larger meshes that were searched; of a plan with stages,
+    of the degrees looked at. None: not known.
     """
 
     name: str
@@ -44,8 +47,6 @@ class Plan:
     # A plan file does not hold it, as the kinds of notes.
     role: PlanRole = field(default=PlanRole.OTHER, compare=False)
     bound: float | None = field(default=None, compare=False)
-    """A value of the objective that no plan of the request is below: of all numbers of micro-batches, ways to recompute and meshes of up
-    to two axes, and of the larger meshes that were searched; of one with stages, of the degrees looked at. None: not known."""
 
     @property
     def preference(self) -> tuple[bool, float]:
