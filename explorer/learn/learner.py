@@ -65,6 +65,7 @@ class Learner:
     @property
     def planner(self) -> Planner:
         """The model and cluster, ready to be planned on any mesh. Whoever asks gets a planner of their own (`Planner.separate`)."""
+        # Two learners of one lesson search at once: on one planner they met in its tables, and a lesson failed in 4 of 11 runs.
         return _make_planner(self).separate()
 
     @property

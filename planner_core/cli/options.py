@@ -26,6 +26,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As argparse does. A command itself refuses what it does not know, and names the option that is most like it."""
+        # argparse lets the parser of all commands refuse what a command left over; it points to the help of all commands.
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             near = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1, MIN_SIMILARITY)

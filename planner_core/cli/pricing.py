@@ -100,6 +100,7 @@ def run_price(args: argparse.Namespace, show_progress: Callable[[str], None], pr
     # An option that is given beside a file counts in place of what the file states, and so does a layout.
     layout = parse_layout(text) if text is not None else setup.layout
     pricer = Pricer(args.model, cluster, getattr(args, "memory_gb", None), show_progress)
+    # Micro-batches follow from this layout: with those of the file's own ranks 128 samples a step were priced as 512.
     stated, notes = pricer.state_setup(setup, layout, given, getattr(args, "batch", None))
     read = setup.describe(pricer.planner(stated).graph.config) if args.config is not None else ()
     priced = price_statement(pricer, stated, advise=not args.alone, notes=(*read, *notes))

@@ -27,7 +27,7 @@ def add_less_memory(result: Result, progress: Progress | None = None) -> Result:
     """Return the result with corners of the front of time and memory that recompute, each of less memory than all plans before it.
 
     An answer that fits without recomputation is searched without it, and so are its trade-offs: half of the networks. Example: those of
-    Llama-3-8B on 16 H100 take 35.8 GiB and more, and these 22.8 and 12.3. `progress` is told once, and may raise to stop. Only the
+    Llama-3-8B on 16 H100 take 35.8 GiB and more, and these 22.8 and 12.3. `progress` is called once, and may raise to stop. Only the
     reason is new where recomputation is not open, where it was searched already, or where no plan fits.
     """
     if LESS_MEMORY in result.reasons:
