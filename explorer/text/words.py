@@ -246,7 +246,7 @@ def describe_restrictions(method: str, steps: Sequence[tuple[str, Plan | None]])
 def describe_proof(plan: Plan) -> str:
     """Say in a cell whether a plan is proven the best of its search: `yes`, `but for waits`, its gap, or `no` without one."""
     if plan.optimal:
-        return "yes" if plan.objective != "time" else step_proof(plan)
+        return step_proof(plan)
     return next((n.sentence for n in plan.notes if n.kind is NoteKind.GAP), "no")
 
 

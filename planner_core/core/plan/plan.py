@@ -27,7 +27,8 @@ class Plan:
     group of GPUs. None: one stage has the whole model. `bound`: a value of what the plan's search made least that no plan of the request
     is below: seconds of `objective`, but of the method `tap`, which counts bytes, the GB (1e9 bytes) that a GPU sends. It is of all numbers
     of micro-batches, ways to recompute and meshes of up to two axes, and of the larger meshes that were searched; of a plan with stages,
-    of the degrees looked at. None: not known.
+    of the degrees looked at. None: not known. `optimal`: no plan of its method's space is below it in its `objective`, of which time
+    leaves out waits for the host.
     """
 
     name: str
@@ -65,8 +66,8 @@ class Plan:
 
     @property
     def is_step_proven(self) -> bool:
-        """Whether no plan of the request is better. A search for time minimises the work of GPUs: where they wait for their host, a plan
-        with more of it may take a shorter step, so that only the work is proven."""
+        """Whether no plan of its method's space is better in its `objective`, which reports call `optimal`. A search for time minimises
+        the work of GPUs: where they wait for their host, a plan with more of it may take a shorter step: only the work is proven."""
         return self.optimal and not (self.objective == "time" and self.cost.host_wait_s)
 
     @property

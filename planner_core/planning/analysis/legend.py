@@ -18,6 +18,8 @@ TIGHT_WORDS = (
     "tight: the tensors fit, but PyTorch's allocator, which keeps freed blocks too, may need more than the GPU has; it then frees blocks "
     "and allocates anew, which takes time that is not in the step"
 )
+BUT_FOR_WAITS = "but for waits"
+WAITS_WORDS = "the work of its GPUs is proven the least; a plan with more of it might wait less for the host"
 ALL_COMM = "all comm is each collective by itself, also where computation hides it"
 SLOWED = "exposed comm is above it where collectives at one time slow each other and computation"
 SHOWN_DIFFERENCE = 5e-4
@@ -28,27 +30,20 @@ WIDE_GAP = 0.01
 """A gap from which on a reader is told how to close it."""
 
 
-def find_same_plan(plan: Plan, plans: Iterable[Plan]) -> Plan:
-    """Return the first of the rows that holds the same plan, whose answer to "proven" is that of all of them.
-
-    Example: data parallelism is the only plan of its space, and best is the same plan, in whose space a better one may exist.
-    """
-
-    def identity(p: Plan) -> tuple[object, ...]:
-        # The stage of ZeRO in a workload is what the search may use, which blocks and their states need not.
-        return p.mesh, p.blocks, p.accumulate, p.pipeline
-
-    return next((p for p in plans if identity(p) == identity(plan)), plan)
-
-
 def step_proof(plan: Plan) -> str:
-    """Return whether a plan's step is proven the least: `yes`, `but for waits` of the GPU for its host, or `no`."""
-    return "yes" if plan.is_step_proven else "but for waits" if plan.optimal else "no"
+    """Return whether no plan of its own method's space is below it in what that minimises: `yes`, `no`, or `but for waits` of the GPU for
+    its host, where only the work of its GPUs is proven. All reports and pages say this."""
+    return "yes" if plan.is_step_proven else BUT_FOR_WAITS if plan.optimal else "no"
 
 
 def proven_mark(plan: Plan) -> str:
     """Return what the column `proven` says of a plan."""
     return "a tie" if not plan.optimal and plan.role is PlanRole.SIMPLER else step_proof(plan)
+
+
+def describe_waits(plans: Iterable[Plan]) -> tuple[str, ...]:
+    """Say what `but for waits` in the column `proven` means, if a row has it."""
+    return (f"{BUT_FOR_WAITS}: {WAITS_WORDS}",) if any(proven_mark(p) == BUT_FOR_WAITS for p in plans) else ()
 
 
 def describe_idle_axes(plans: Iterable[Plan]) -> tuple[str, ...]:

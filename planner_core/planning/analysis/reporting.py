@@ -31,7 +31,7 @@ from planner_core.planning.analysis.legend import (
     describe_parts,
     describe_stages,
     describe_tight,
-    find_same_plan,
+    describe_waits,
     fits_mark,
     proven_mark,
     row_title,
@@ -75,7 +75,6 @@ def plan_report(result: Result, budget: Budget | None = None, times: Sequence[fl
         speed = measure_speed(p, _micro_batch_flops(p, result), result.cluster)
         run = {} if budget is None else {"run": budget.to_json(speed, num_gpus)}
         summary = plan_summary(p, speed, predict_reserved(p, result.cluster))
-        summary["optimal"] = find_same_plan(p, result.plans).is_step_proven
         plans.append(summary | {"simulated_step_s": simulated_step_s} | run)
     return {
         "schema": SCHEMA,
@@ -292,7 +291,7 @@ def proof_text(request: Request) -> str:
     if aim := METHODS[request.method].describe_aim(request.objective):
         return f"proven, of best: the {aim} within {scope}, which says nothing of its step; other rows among their own"
     own = "a trade-off among those that hold no more at the end of forward and recompute alike, baselines and methods among their own"
-    return f"proven: none is better among {scope}; {own}, unless their plan is that of a row above"
+    return f"proven: none is better among {scope}; {own}, so that a plan in two rows may be proven in one of them"
 
 
 def _describe_proof(plan: Plan, request: Request) -> str:
@@ -350,7 +349,7 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], cluster: Clust
                 format_seconds(p.cost.comm_time_s),
                 format_peak_gib(p),
                 fits_mark(p, cluster),
-                proven_mark(find_same_plan(p, plans)),
+                proven_mark(p),
                 *([] if budget is None else budget.cells(speed, p.num_gpus)),
             ]
         )
@@ -417,6 +416,7 @@ def text(
         plans_table(result.plans, speeds, c, budget),
         proof_text(result.asked) + describe_open_gap(result).worded(word),
         describe_bands(zip((p.name for p in result.plans), speeds, strict=True)),
+        *describe_waits(result.plans),
         *describe_idle_axes(result.plans),
         *describe_tight(result.plans, c),
         describe_parts(result.plans),
