@@ -386,6 +386,11 @@ def test_experts_that_a_tool_deals_out_elsewhere_are_told(tmp_path: Path) -> Non
         ("a.toml", '{"train_batch_size": 16}', "it is JSON; name it .json"),
         ("a.json", "[]", "must be settings by name"),
         ("a.json", '{"hidden_size": 3}', "has the keys hidden_size, by which no tool is known"),
+        (
+            "a.json",
+            '{"schema": "shardscope.plan/3", "name": "best"}',
+            'is a file of Shardscope, "shardscope.plan/3", and no tool\'s settings; give a file of torchtitan',
+        ),
         ("a.json", '{"zero_optimization": {"stage": 4}}', "zero_optimization.stage is 4, but must be 0, 1, 2 or 3"),
         (
             "a.json",

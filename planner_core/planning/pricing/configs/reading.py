@@ -161,6 +161,11 @@ def _unknown_tool(data: Mapping[str, Any], where: str) -> InputError:
     tool = next((tool for tool, keys in UNSUPPORTED.items() if all(k in data for k in keys)), None)
     if tool:
         return InputError(f"{where} is of {tool}, whose files are not read; ", GENERAL_OPTIONS)
+    if str(data.get("schema")).startswith("shardscope."):
+        return InputError(
+            f"{where} is a file of Shardscope, {shorten_value(str(data['schema']))}, and no tool's settings; give a file of {TOOLS}, or ",
+            named("layout"),
+        )
     return InputError(
         f"{where} has the keys {list_names(list(map(str, data))[:6]) or 'of no settings'}, by which no tool is known; give a file of "
         f"{TOOLS}, or ",
