@@ -14,6 +14,10 @@ from planner_core.core import Plan
 from planner_core.planning import Result
 from planner_core.planning.analysis import SCENARIOS, plan_regrets
 
+LEFT_OUT_NOTE = (
+    "Sweep and “On a worse machine” are of the settings above: “Plan with these” or “Back to the settings” shows them."
+)
+
 NEARLY_BEST = 0.03  # a plan that loses more on every machine is not listed (a string here would be shown on the page)
 
 
@@ -25,6 +29,8 @@ def page() -> None:
     if not whatif_panel.current_changes():
         sweep_panel.show_sweep(result)
         _show_regrets(result)
+    else:
+        st.caption(LEFT_OUT_NOTE)
 
 
 def _show_regrets(result: Result) -> None:

@@ -173,20 +173,22 @@ def test_what_cannot_be_planned_is_said() -> None:
 def test_a_slider_plans_again_and_the_settings_stay() -> None:
     at = open_page("whatif", model="gpt2-xl", layers="2")
     assert "what" not in at.query_params
-    assert "On a worse machine" in words(at)
+    assert "**On a worse machine**" in words(at) and "shows them" not in words(at)
     at.select_slider(key="wi_batch").set_value(64).run()
     assert not at.exception
     assert at.query_params["whatif"] == "batch:64"
     assert "batch" not in at.query_params
     labels = {m.label for m in at.metric}
     assert labels == {"step", "tokens/s", "communication", "memory per GPU", "reserved of 79.6 GiB", "plan"}
-    assert "On a worse machine" not in words(at), "it is of the settings before the change"
+    assert "**On a worse machine**" not in words(at), "it is of the settings before the change"
+    assert "“On a worse machine” are of the settings above: “Plan with these” or" in words(at)
     at.selectbox(key="wi_recompute").set_value("full").run()
     assert at.query_params["whatif"] == "batch:64,recompute:full"
     at.button(key="whatif_take").click().run()
     assert not at.exception
     assert at.query_params["batch"] == "64" and at.query_params["recompute"] == "full"
-    assert "whatif" not in at.query_params and "On a worse machine" in words(at)
+    assert "whatif" not in at.query_params
+    assert "**On a worse machine**" in words(at) and "shows them" not in words(at)
     assert at.session_state["values"]["batch"] == 64
 
 
