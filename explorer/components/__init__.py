@@ -43,7 +43,7 @@ _CHART = st.components.v2.component(
     css=style("plans_chart"),
     js=script("plans_chart"),
 )
-CHART_HEIGHT = 424
+CHART_HEIGHT = 524
 """Pixels of the chart of plans, with its legend of three lines on a phone."""
 
 

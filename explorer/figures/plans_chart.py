@@ -19,7 +19,7 @@ from explorer.text.words import plan_title
 from planner_core.core import Plan, PlanRole
 from planner_core.planning.methods import BASELINES, EXACT, METHODS
 
-PLOT_HEIGHT = 302.0
+PLOT_HEIGHT = 402.0
 """Pixels of the chart's axis of memory."""
 PLOT_WIDTHS = ((256.0, 296.0, 340.0), (350.0, 424.0, 500.0), (510.0, 620.0, 760.0))
 """Pixels of its axis of time for which names are placed together; the first and the last of each group bound it."""

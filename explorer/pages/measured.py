@@ -78,7 +78,7 @@ def describe_errors(runs: Sequence[PublishedRun], out: str) -> str:
             f"**{len(own_steps)} step{'s' * (len(own_steps) > 1)} of one rank**, measured by this project: "
             f"half within **{units.percent(float(np.median(errors)))}**, all within {units.percent(float(errors.max()))}."
         )
-    return " ".join(sentences)
+    return " ".join(sentences).replace(" %", "\u00a0%")  # on a phone a line began with the sign
 
 
 def draw_errors(runs: Sequence[PublishedRun], out: str) -> None:

@@ -92,6 +92,28 @@ def test_on_a_phone_the_graph_is_as_high_as_its_drawing(visit: Visit) -> None:
     assert frame and drawing and drawing["height"] < frame["height"] < drawing["height"] + 130
 
 
+def test_the_chart_of_plans_stays_beside_their_rows(visit: Visit) -> None:
+    """Below it lay an empty column, and who chose one of the last rows did not see its point."""
+    visit.page.set_viewport_size({"width": 1440, "height": 900})
+    visit.open("/plans?layers=2")
+    chart, row = visit.page.locator(".chart > svg"), visit.page.locator(".plans tbody tr").last
+    row.evaluate("e => e.scrollIntoView({block: 'center', behavior: 'instant'})")
+    at, beside = chart.bounding_box(), row.bounding_box()
+    assert at and beside and at["y"] >= 0 and at["y"] < beside["y"] < at["y"] + at["height"]
+
+
+@pytest.mark.parametrize("width", [400, 800])
+def test_a_runs_name_takes_one_line(visit: Visit, width: int) -> None:
+    """At 800 pixels it took two, beside columns that were half empty; a phone began a line with a per cent sign."""
+    visit.page.set_viewport_size({"width": width, "height": 900})
+    visit.open("/measured")
+    heights = visit.page.locator(".plans tbody button").evaluate_all(
+        "es => es.map(e => e.getBoundingClientRect().height)"
+    )
+    assert heights and max(heights) < 30
+    assert "\u00a0%" in visit.page.get_by_text("of what was measured").inner_text()
+
+
 def test_a_launch_line_is_whole_beside_its_button(visit: Visit) -> None:
     visit.page.set_viewport_size({"width": 1440, "height": 900})
     visit.open("/?layers=2")

@@ -9,7 +9,7 @@ import { make } from "./svg_make.js";
 const LEFT = 42;
 const RIGHT = 12;
 const TOP = 30;
-const HEIGHT = 302;
+const HEIGHT = 402;
 const BOTTOM = TOP + HEIGHT;
 /** How near to a point, in pixels, the pointer means it. */
 const REACH = 24;
