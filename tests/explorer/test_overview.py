@@ -27,6 +27,7 @@ from explorer.text.shortage import Shortage
 from explorer.text.words import title_in_sentence
 from planner_core.core import InputError, PlanRole, load_cluster
 from planner_core.planning import STAGES_PLAN_NAME, Request, Result, plan_ids, prepare_planner, replace_request
+from planner_core.planning.analysis.legend import fits_mark
 from planner_core.planning.analysis.reporting import reserved_text
 from planner_core.planning.pricing import predict_reserved
 from tests.support.plans import planned
@@ -217,6 +218,11 @@ def test_a_plan_that_fits_and_whose_freed_blocks_do_not_is_told_the_same_everywh
         assert ("this range" in cell["hover"]) != tight
         assert ("would reserve more than the GPU’s" in cell["hover"]) == tight
         assert reserved_text(reserved).startswith("its tensors fit, but PyTorch's allocator") == tight
+    for spare, tight in ((2**30, True), (3 * 2**30, False)):  # CUDA and NCCL take 2 GiB
+        gpu = replace(result.cluster.gpu, memory_bytes=reserved.high_bytes + spare)
+        home = replace(result, planner=replace(result.planner, cluster=replace(result.cluster, gpu=gpu)))
+        cell = table._memory_cell(plan, home)
+        assert ("NCCL" in cell["hover"]) == tight == (fits_mark(plan, home.cluster) == "tight")
 
 
 def test_a_plan_of_one_stage_that_does_not_fit_is_not_the_best_or_proven() -> None:

@@ -19,7 +19,7 @@ from planner_core.core import Cluster, Plan
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Request, Result
 from planner_core.planning.methods import EXACT
-from planner_core.planning.pricing import Speed, count_model_flops, measure_speed, predict_reserved
+from planner_core.planning.pricing import ReservedMemory, Speed, count_model_flops, measure_speed, predict_reserved
 
 MAX_BAR_RATIO = 3.0
 """A bar this many times as long as the shortest fills its place; longer ones are cut there, and drawn as cut."""
@@ -159,7 +159,7 @@ def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
         "figure": units.memory(peak),
         "below": memory_range,
         "hover": f"{fullest}The tensors of a plan may take {units.memory(limit)}, {units.percent(limit / capacity)} of the GPU. "
-        f"{describe_reserved(plan.fits and reserved.short, capacity)}",
+        f"{describe_reserved(plan.fits and reserved.short, capacity)}{describe_tight(reserved) if plan.fits else ''}",
         "order": peak,
         "memory": [min(1.0, peak / capacity), likely, not plan.fits or reserved.short],
     }
@@ -183,6 +183,15 @@ def describe_reserved(short: bool, capacity: float) -> str:
             "blocks and allocate them anew, which takes time that is not in the step."
         )
     return f"PyTorch’s allocator reserves this range for them in nine in ten published runs; it may take {units.memory(capacity)}."
+
+
+def describe_tight(reserved: ReservedMemory) -> str:
+    """Add that the range may not be free, where the allocator has room for its likely value; else empty."""
+    return (
+        " With CUDA’s context and NCCL’s buffers this may be more than the GPU has."
+        if reserved.tight and not reserved.short
+        else ""
+    )
 
 
 def scale_bar(parts: Parts, longest: float) -> tuple[list[list[Any]], bool]:

@@ -15,8 +15,8 @@ BAND_WORDS = "from ... to: nine in ten published runs of such a kind were measur
 HOST_END = "the upper end is what a host may need to issue the kernels, whose pace was not measured on this stack"
 TIGHT = "tight"
 TIGHT_WORDS = (
-    "tight: the tensors fit, but PyTorch's allocator, which keeps freed blocks too, may need more than the GPU has; it then frees blocks "
-    "and allocates anew, which takes time that is not in the step"
+    "tight: the tensors fit, but PyTorch's allocator, which keeps freed blocks too, may need more than CUDA's context and NCCL's buffers "
+    "leave of the GPU; it then frees blocks and allocates anew, which takes time that is not in the step"
 )
 BUT_FOR_WAITS = "but for waits"
 WAITS_WORDS = "the work of its GPUs is proven the least; a plan with more of it might wait less for the host"
@@ -60,7 +60,7 @@ def describe_bands(rows: Iterable[tuple[str, Speed]]) -> str:
 
 
 def fits_mark(plan: Plan, cluster: Cluster) -> str:
-    """Return what the column `fits` says of a plan. Example: tensors of 73.3 GiB fit in 79.6, of which the allocator may reserve all."""
+    """Return what the column `fits` says of a plan. Example: tensors of 73.3 GiB fit in 79.6, of which the allocator may reserve 79.5."""
     return "no" if not plan.fits else TIGHT if predict_reserved(plan, cluster).tight else "yes"
 
 

@@ -315,9 +315,12 @@ def reserved_text(reserved: ReservedMemory) -> str:
             "its tensors fit, but PyTorch's allocator, which keeps freed blocks too, would reserve more than the GPU has: it will free "
             f"blocks and allocate them anew, which takes time that is not in the step. {EXPANDABLE} helps"
         )
-    most = f"all {high} of the GPU" if reserved.tight else high
-    range_ = f"{low} to {most} in nine in ten measured runs, {reserved.kind}"
-    more = f"; {EXPANDABLE} leaves it more room" if reserved.tight else ""
+    range_ = f"{low} to {high} in nine in ten measured runs, {reserved.kind}"
+    more = (
+        f", which may be all that CUDA's context and NCCL's buffers leave of the GPU; {EXPANDABLE} leaves it more room"
+        if reserved.tight
+        else ""
+    )
     return f"PyTorch's allocator will have about {likely} GiB reserved ({range_}){more}"
 
 

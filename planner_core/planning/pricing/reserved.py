@@ -7,7 +7,7 @@ published runs:
 
 Both numbers are fitted to runs of one kind. Weights that are gathered and freed leave more fragments than weights that stay whole. The
 program of a plan (stack `torch`) reuses its buffers, so it leaves the fewest; `bench.gpu` measured it.
-CUDA's context and NCCL's buffers lie outside the allocator and are not counted.
+CUDA's context and NCCL's buffers lie outside the allocator. They are no part of what it reserves, and take their room (`outside_bytes`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class ReservedMemory:
     """Bytes that the allocator of the fullest GPU reserves, at most the memory of the GPU.
 
     Nine in ten of the `runs` measured runs of this kind lie between `low_bytes` and `high_bytes`. `short`: the allocator needs more
-    than the GPU has, so it frees and reallocates blocks, which costs time. `tight`: it may, since the upper end is more than that."""
+    than the GPU has, so it frees and reallocates blocks, which costs time. `tight`: it may, since the upper end is more than CUDA's
+    context and NCCL's buffers leave of the GPU."""
 
     kind: str
     runs: int
@@ -45,9 +46,10 @@ class ReservedMemory:
 
 
 @cache
-def _load_kinds() -> dict[str, dict[str, float]]:
-    kinds: dict[str, dict[str, float]] = json.loads(RESERVED_FILE.read_text(encoding="utf-8"))["kinds"]
-    return kinds
+def _load_fit() -> tuple[dict[str, dict[str, float]], int]:
+    """Return the fit of each kind, and the bytes of a GPU that the allocator cannot have."""
+    data = json.loads(RESERVED_FILE.read_text(encoding="utf-8"))
+    return data["kinds"], int(data["outside_bytes"]["value"])
 
 
 def _kind_of_plan(plan: Plan) -> str:
@@ -63,9 +65,10 @@ def _kind_of_plan(plan: Plan) -> str:
 def predict_reserved(plan: Plan, cluster: Cluster) -> ReservedMemory:
     """Return the memory that the allocator reserves under a plan."""
     kind, capacity = _kind_of_plan(plan), cluster.gpu.memory_bytes
-    row = _load_kinds()[kind]
+    kinds, outside_bytes = _load_fit()
+    row = kinds[kind]
     likely = row["scale"] * plan.cost.memory_bytes["peak"] + row["add_bytes"]
-    # The allocator cannot reserve more than there is: it frees cached blocks first. `short` and `tight` tell what was cut off.
+    # The allocator cannot reserve more than there is: it frees cached blocks first.
     peak, low, high = (min(capacity, round(likely * factor)) for factor in (1.0, row["low"], row["high"]))
-    short, tight = likely > capacity, likely * row["high"] > capacity
+    short, tight = likely > capacity, likely * row["high"] > capacity - outside_bytes
     return ReservedMemory(kind, int(row["n"]), peak, low, high, short, tight)
