@@ -24,8 +24,7 @@ class Breadth:
     Attributes:
         bounded: Whole models that are bounded, beyond which only degrees that need no further one are tried.
         searched: Whole models of which cuts are searched.
-        failures: The search ends for a ZeRO stage after this many degrees in a row of which no cut was quicker; for a tool, whose policies
-            are few, after as many whole models.
+        failures: The search ends for a ZeRO stage after cuts of this many whole models in a row of which none was quicker.
         samples: Samples of a micro-batch on one data-parallel rank; empty: any.
         least_gain: How many times as quick as the known plan of one stage a plan must be.
     """
