@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 from planner_core.core import VerificationFailed
 from planner_core.verification import processes
-from planner_core.verification.processes import GRACE_S, Work
+from planner_core.verification.processes import GRACE_S, RankFunction
 
 fresh_ranks = processes.run_ranks
 """Processes that have run nothing else, for tests of processes themselves."""
@@ -57,7 +57,12 @@ PATCHABLE = (
 
 
 def run_ranks(
-    work: Work, num_ranks: int, args: tuple[Any, ...] = (), *, timeout_s: float = 300.0, backend: str | None = "gloo"
+    work: RankFunction,
+    num_ranks: int,
+    args: tuple[Any, ...] = (),
+    *,
+    timeout_s: float = 300.0,
+    backend: str | None = "gloo",
 ) -> list[Any]:
     """As `processes.run_ranks`, on ranks that have run other jobs before."""
     key = num_ranks, backend
@@ -107,7 +112,7 @@ class _Team:
                 self.pipes.append(ours)
                 self.processes.append(process)
 
-    def run(self, work: Work, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
+    def run(self, work: RankFunction, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
         """Results of the job from each rank."""
         self.jobs += 1
         for pipe in self.pipes:
