@@ -128,6 +128,13 @@ def test_gradients_stand_from_the_first_backward_of_their_stage(
         assert row["memory_bytes"]["rel_error"] < 0.004, (row.get("rank"), row["memory_bytes"])
 
 
+def test_what_is_sent_on_stands_twice_when_forward_is_done() -> None:
+    """T5's first stage hands on a position bias of 512 MiB, which is copied as it is sent: 7 % were missing."""
+    plan = of_layout("t5-large", "dp=1,pp=2", 3, gpus=2, accumulate=8, seq=4096, micro_batch=1)
+    first = verify(plan, timeout_s=240)["stages"][0]
+    assert first["memory_bytes"]["rel_error"] < 0.004, first["memory_bytes"]
+
+
 def test_gradients_are_scattered_over_two_axes_inside_stages() -> None:
     """Context ranks hold the same weights, so ZeRO shards over data and context ranks: the first axis scatters all of a gradient, the
     second one half of it, under ZeRO-2 in each of four micro-batches and under ZeRO-1 once a step. Every rank issues it so."""

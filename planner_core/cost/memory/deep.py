@@ -63,11 +63,12 @@ def stage_moments(
     graph: Graph,
     model: CostModel,
     gradients: Mapping[int, int],
+    sent: int,
     known: KnownCopies | None,
 ) -> tuple[StandingMemory, int, Moment, Moment, Moment]:
     """Of one stage of a pipeline: what its weights take; the bytes that one micro-batch keeps when its forward is done; and the highest
     moments of a forward, of a backward, both beside gradients that stand, and of a backward that makes these. `gradients`: bytes of those
-    that arrive, by value. `known` is that of `block_memories`."""
+    that arrive, by value. `sent`: bytes of what is sent on, which is copied when forward is done. `known` is that of `block_memories`."""
     state = standing_memory(blocks, graph, model)
     memories, gaps = _shortened_memories(blocks, graph, model, known)
     given = {v: Gradient(size) for v, size in gradients.items()}
@@ -76,7 +77,8 @@ def stage_moments(
     backward = highest_backward(_backward_moments(memories[""], gaps, given))
     later, first = replace(backward[0], grads=0), backward[-1]
     kept_bytes = (forward[-1] + inputs).kept
-    return state, kept_bytes, highest_moment(forward) + inputs, later + inputs, first + inputs
+    highest = highest_moment((*forward, forward[-1] + Moment(0, 0, sent)))
+    return state, kept_bytes, highest + inputs, later + inputs, first + inputs
 
 
 def _shortened_memories(

@@ -66,8 +66,10 @@ def _stage_memory(stage: StagePlan, states: Mapping[int, State], model: CostMode
     """`states`: how each tensor that it hands on lies on the mesh."""
     top = stage.graph.top
     gradients = {v: local_bytes(top, v, s.gradient, model) for v, s in states.items() if top.values[v].grad}
-    state, kept_bytes, forward, backward, first = stage_moments(stage.blocks, stage.graph, model, gradients, walked)
     sent = sum(local_bytes(top, v, s.forward, model) for v, s in states.items())
+    state, kept_bytes, forward, backward, first = stage_moments(
+        stage.blocks, stage.graph, model, gradients, sent, walked
+    )
     return StageMemory(state, kept_bytes + sent, forward, backward, first, sent)
 
 
