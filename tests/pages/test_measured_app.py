@@ -77,7 +77,7 @@ def test_the_page_tells_all_runs_and_then_those_that_are_asked_for() -> None:
     assert at.query_params["of_kind"] == "fsdp-one-node"
     mine = [r for r in load_published_runs() if r.kind == "FSDP, one node"]
     errors = np.abs([r.error("group out") for r in mine])
-    assert f"**{len(mine)} published runs**" in said() and f"**{units.percent(float(np.median(errors)))}**" in words(at)
+    assert f"**{len(mine)} published runs**" in said() and f"**{units.percent(float(np.median(errors)))}**" in said()
     at.segmented_control(key="w_left_out").set_value("all").run()
     assert at.query_params["left_out"] == "all"
     errors = np.abs([r.error("fitted") for r in mine])
