@@ -53,6 +53,7 @@ from planner_core.core.mesh import (
     axis_names,
     divisors,
     mesh_shapes,
+    nearest_multiple,
     parse_mesh,
 )
 from planner_core.core.placement import (

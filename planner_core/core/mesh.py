@@ -102,6 +102,12 @@ def divisors(number: int) -> list[int]:
     return small + [number // n for n in reversed(small) if n * n < number]
 
 
+def nearest_multiple(number: int, of: int) -> int:
+    """Return the positive multiple of `of` that is nearest to a number, the lower of two. Example: 30 has 32 of 16."""
+    below = number // of * of
+    return below if below and number - below <= below + of - number else below + of
+
+
 def mesh_shapes(num_devices: int) -> list[tuple[int, ...]]:
     """Return the shapes of every mesh of one or two axes with `num_devices` devices. Example: 4 can be (4,) or (2, 2)."""
     return [(num_devices,), *((n, num_devices // n) for n in divisors(num_devices)[1:-1])]

@@ -41,6 +41,29 @@ class Model(nn.Module):
 def build():
     return Model(), (torch.zeros(32, 16, 256),)
 """
+DEEPSEEK: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 1024,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "tie_word_embeddings": False,
+}
 
 
 def sizes(text: str, batch: int, **given: int) -> tuple[int, int]:
@@ -70,7 +93,7 @@ def test_the_micro_batches_follow_from_the_samples_of_a_step(
     ("batch", "given", "said"),
     [
         (63, {}, "batch=63 is not a multiple of 1 x 2 data-parallel ranks; give batch=62, or another layout"),
-        (63, {"micro_batch": 4}, "of 4 x 2 data-parallel ranks; give batch=56, or another layout or micro_batch"),
+        (63, {"micro_batch": 4}, "of 4 x 2 data-parallel ranks; give batch=64, or another layout or micro_batch"),
         (
             64,
             {"micro_batch": 2, "accumulate": 4},
@@ -168,3 +191,14 @@ def test_open_recomputation_of_a_layout_looks_at_each(layout: str, memory_gb: fl
     assert (found.cost.step_time_s, found.cost.memory_bytes["peak"]) == pytest.approx(
         (stated.cost.step_time_s, stated.cost.memory_bytes["peak"])
     )
+
+
+def test_the_legal_run_that_is_advised_is_not_refused() -> None:
+    """`dp=16,zero=1` was advised for 30 samples, which 16 ranks cannot share."""
+    asked = {"cluster": "2x8-h100", "seq": 256, "advise": False}
+    refused = shardscope.price(DEEPSEEK, layout="dp=2,tp=8,sp,zero=1", batch=30, **asked)
+    (reason,) = refused.reasons
+    assert reason.endswith("; dp=16,zero=1 with batch=32 and micro_batch=2 is legal")
+    assert shardscope.price(DEEPSEEK, layout="dp=16,zero=1", batch=32, micro_batch=2, **asked).legal
+    (reason,) = shardscope.price(DEEPSEEK, layout="dp=2,tp=8,sp,zero=1", batch=32, **asked).reasons
+    assert reason.endswith("; dp=16,zero=1 with micro_batch=2 is legal")

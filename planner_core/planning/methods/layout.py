@@ -45,6 +45,7 @@ from planner_core.core import (
     Term,
     Value,
     named,
+    nearest_multiple,
     shorten_value,
     suggest_names,
 )
@@ -178,7 +179,7 @@ class Layout:
                 f": {batch} samples a step are not a multiple of the {each} that {ranks}",
                 named("micro_batch", micro_batch),
                 "; give ",
-                named("batch", max(1, batch // each) * each),
+                named("batch", nearest_multiple(batch, each)),
                 " or another ",
                 named("micro_batch"),
             )

@@ -15,6 +15,7 @@ from planner_core.core import (
     Sentence,
     Workload,
     named,
+    nearest_multiple,
     slow_dtype_notes,
 )
 from planner_core.planning.fitting.host_waits import note_unknown_host
@@ -190,7 +191,7 @@ def _is_legal(pricer: Pricer, stated: Statement) -> bool:
 
 
 def _nearby_statements(stated: Statement) -> Iterator[tuple[str, Statement]]:
-    """Runs of the same samples a step that differ in one thing, the smallest change first, each with its description."""
+    """Runs that differ in one thing, the smallest change first, each with its description. They have about the same samples a step."""
     layout, micro = stated.layout, stated.micro_batch
     if micro > 1:
         accumulate = micro * stated.accumulate
@@ -201,7 +202,20 @@ def _nearby_statements(stated: Statement) -> Iterator[tuple[str, Statement]]:
     if layout.sp:
         yield "the same without sp", stated.but(layout=replace(layout, sp=False))
     for other in _smaller_layouts(layout):
-        yield str(other), stated.but(layout=other)
+        yield _deal_out(stated, other)
+
+
+def _deal_out(stated: Statement, layout: Layout) -> tuple[Sentence, Statement]:
+    """Return the run with another layout, of the same samples a step or the nearest number that its ranks share, with the options that
+    state it beside the given ones."""
+    each = layout.data * stated.accumulate
+    batch = nearest_multiple(stated.batch, each)
+    other = stated.but(layout=layout, micro_batch=batch // each)
+    options = [
+        *([named("batch", batch)] if batch != stated.batch else []),
+        *([named("micro_batch", other.micro_batch)] if other.micro_batch != stated.micro_batch else []),
+    ]
+    return Sentence(str(layout), " with " if options else "", Sentence.from_list(" and ", options)), other
 
 
 def _smaller_layouts(layout: Layout) -> Iterator[Layout]:

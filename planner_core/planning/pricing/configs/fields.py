@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from planner_core.core import OPTIONS, InputError, list_names, named, shorten_value
+from planner_core.core import OPTIONS, InputError, list_names, named, nearest_multiple, shorten_value
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing.configs.dealt_stages import StageSettings
 from planner_core.planning.pricing.configs.neutral import is_neutral, is_risky, refusal_text
@@ -118,7 +118,7 @@ class Setup:
             raise InputError(
                 named("batch", samples),
                 f" is not a multiple of {number} x {layout.data} data-parallel ranks; give ",
-                named("batch", max(1, samples // each) * each),
+                named("batch", nearest_multiple(samples, each)),
                 f", or another layout{' or ' if number > 1 else ''}",
                 named(fixed) if number > 1 else "",
             )
