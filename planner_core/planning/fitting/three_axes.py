@@ -41,6 +41,8 @@ FEW = 64
 """Number of GPUs up to which two axes are enough."""
 GAIN = 0.01
 """A part of the cluster is told of if it saves more than this share of the step."""
+SAME = -1e-6
+"""The share for a plan in which GPUs do the same work: a part that is as fast costs less."""
 PARTS = (1, 8, 32)
 """Parts of so many times the GPUs that do different work are looked at."""
 UNEVEN = 4
@@ -87,8 +89,8 @@ def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
 def note_fewer_gpus(
     planner: Planner, plan: Plan, stated: Request, source: GraphSource, say: Progress
 ) -> tuple[str, ...]:
-    """Return a note if a part of the cluster would be faster than a plan in which GPUs do the same work, or more of them than a node has
-    share a sample.
+    """Return a note if a part of the cluster would be as fast as a plan in which GPUs do the same work, or faster than one in which more of
+    them than a node has share a sample.
 
     Where an outer axis has copies, operators see the rest of the mesh as one axis; that part has two of its own. `stated` and `source`:
     the request as it was given and where its graphs come from, since `planner` has the number of micro-batches that suits all GPUs.
@@ -100,7 +102,9 @@ def note_fewer_gpus(
         return ()
     plan_by_part: dict[str, Plan] = {}
     timed = planner.request.method == EXACT.name and plan.objective == "time"
-    most = plan.cost.step_time_s * (1 - GAIN) if timed else math.inf
+    repeats = replicated_gpus(plan) > 1
+    longest_s = plan.cost.step_time_s * (1 - (SAME if repeats else GAIN))
+    most = longest_s if timed else math.inf
     for gpus in sizes:
         part = _first_gpus(planner.cluster, gpus)
         if part:
@@ -116,12 +120,14 @@ def note_fewer_gpus(
                     most = min(most, plan_by_part[name].cost.step_time_s)  # the best part is told of
     name, best = min(plan_by_part.items(), key=lambda item: item[1].preference, default=("", plan))
     best_s, step_s = best.cost.step_time_s, plan.cost.step_time_s
-    if not best.fits or best_s > step_s * (1 - GAIN):
+    if not best.fits or best_s > longest_s:
         return ()
-    times = (time_amount(best_s), " instead of ", time_amount(step_s))
+    alone, whole = time_amount(best_s), time_amount(step_s)
+    times = (alone, ", as all do") if alone.text == whole.text else (alone, " instead of ", whole)
     # Stages, which are searched on several nodes, may use all GPUs: Llama-3-70B takes 5.7 s on 8 nodes of slow links, and not 13.9 on 4.
     of_one_stage = "" if planner.cluster.is_one_node else " by plans of one pipeline stage"
-    return (Sentence(f"{name} would take ", *times, of_one_stage, ": this batch is too small for the others"),)
+    why = "the others repeat the same work" if repeats else "this batch is too small for the others"
+    return (Sentence(f"{name} would take ", *times, of_one_stage, f": {why}"),)
 
 
 def _parts_to_search(planner: Planner, plan: Plan) -> list[int]:
