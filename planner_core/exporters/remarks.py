@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from planner_core.core import Sentence, Term
+from planner_core.core import Plan, Sentence, Term
+from planner_core.models import trains_on_tokens
 
 
 class RemarkKind(Enum):
@@ -48,3 +49,16 @@ def name_file(sentence: str, path: str) -> str:
     if not isinstance(sentence, Sentence):
         return sentence
     return Sentence(*(path if part == FILE else part for part in sentence.parts))
+
+
+def data_option(plan: Plan) -> str:
+    """Return the option of the torchrun script for samples: a file of tokens trains causal language models only, the others take a folder
+    of a Hugging Face dataset. A user's own code brings its samples, so it has none."""
+    config = plan.model.get("config") or {}
+    if "callable" in config:
+        return ""
+    classes = config.get("architectures")
+    if not classes:  # transformers chooses the class when the script runs
+        return " --data TOKENS_OR_DATASET"
+    name = classes[0] if isinstance(classes, (list, tuple)) else classes
+    return f" --data {'TOKENS' if trains_on_tokens(str(name)) else 'DATASET'}"

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from planner_core.core import Plan, Sentence, plan_to_json
-from planner_core.exporters.remarks import FILE, Remark, RemarkKind
+from planner_core.exporters.remarks import FILE, Remark, RemarkKind, data_option
 
 if TYPE_CHECKING:
     from planner_core.planning.methods import TpLayout
@@ -82,7 +82,7 @@ def _write_torchrun(plan: Plan) -> WrittenForm:
     run = Remark(
         f"Run it on {plan.num_gpus} GPUs: torchrun --nproc-per-node {processes} --nnodes {nodes} ",
         FILE,
-        " --data TOKENS --save FOLDER",
+        f"{data_option(plan)} --save FOLDER",
         kind=RemarkKind.LAUNCH,
     )
     plan_file = (

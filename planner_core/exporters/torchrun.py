@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import planner_core.runtime.program as program
 from planner_core.core import STANDIN_LOSS, InputError, Plan, params_by_pattern
 from planner_core.exporters.configs.common import launch_sizes
+from planner_core.exporters.remarks import data_option
 from planner_core.exporters.source import template_text
 from planner_core.models import load_plan_graph
 from planner_core.planning.pricing import count_model_flops
@@ -91,7 +92,7 @@ def _write_docstring(plan: Plan) -> str:
     lines = [
         f'"""Train {plan.model["name"]} under the plan "{plan.name}" on {_describe_mesh(plan)}.',
         "",
-        f"    torchrun --nproc-per-node {processes} --nnodes {nodes} --max-restarts 3 FILE --data tokens.bin --save run",
+        f"    torchrun --nproc-per-node {processes} --nnodes {nodes} --max-restarts 3 FILE{data_option(plan)} --save run",
         "    torchrun --standalone --nproc-per-node 4 FILE --tiny --steps 20 --report-every 1    # no GPU needed",
         "",
         "Written by Shardscope, which it needs (pip install 'shardscope[models]'), with torch 2.6 or later and the plan beside",

@@ -24,6 +24,7 @@ from planner_core.models.loading import (
     model_identity,
     open_model,
     pad_vocabulary,
+    trains_on_tokens,
     with_adapters,
 )
 from planner_core.models.zoo import SNAPSHOT_TRANSFORMERS, ZOO, load_snapshot

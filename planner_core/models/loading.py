@@ -426,6 +426,11 @@ def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return with_defaults(config)
 
 
+def trains_on_tokens(model_class: str) -> bool:
+    """Return whether the labels of a class of transformers are the tokens, which the model shifts: a file of tokens trains it."""
+    return model_class.endswith(("ForCausalLM", "LMHeadModel"))
+
+
 def load_plan_graph(plan: Plan) -> Graph:
     """Return the graph of a plan's model at the plan's workload: a zoo model's snapshot at the plan's depth, otherwise a capture of its
     config."""

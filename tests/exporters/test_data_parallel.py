@@ -22,12 +22,13 @@ from planner_core.cli.options import name_flags
 from planner_core.core import DeviceMesh, Edge, InputError, ParamPlan, Plan, R, SitePlan, State, load_cluster, load_plan
 from planner_core.cost import zero_stage
 from planner_core.exporters.api import export, export_text, nearest_text
+from planner_core.exporters.remarks import Remark, RemarkKind, data_option
 from planner_core.planning import Request, plan_model
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Statement
 from tests.support.plans import pricer
 from tests.support.ranks import run_ranks
-from tests.support.tiny_models import LLAMA, LLAMA_SIZES
+from tests.support.tiny_models import LLAMA, LLAMA_SIZES, tiny_config
 
 
 @cache
@@ -340,3 +341,24 @@ def test_a_launch_has_as_many_processes_as_a_node_has_gpus() -> None:
     script = export_text(plan, "torchrun")
     launch = "torchrun --nproc-per-node 4 --nnodes 2 "
     assert launch in script.text and any(launch in remark for remark in script.remarks)
+
+
+def test_a_launch_names_the_data_that_the_script_reads() -> None:
+    """A file of tokens trains causal language models only; the script refused the line that the export of an image model printed."""
+    image = tiny_config("vit")
+    (plan, *_) = shardscope.plan(image, cluster="1x8-h100", mesh="8", batch=8, dtype="float32").plans
+    script = export_text(plan, "torchrun")
+    (launch,) = (r for r in map(Remark.of, script.remarks) if r.kind is RemarkKind.LAUNCH)
+    assert " --data DATASET --save FOLDER" in launch and "TOKENS" not in script.text
+    options = {
+        "LlamaForCausalLM": " --data TOKENS",
+        "GPT2LMHeadModel": " --data TOKENS",
+        "T5ForConditionalGeneration": " --data DATASET",
+    }
+    for name, option in options.items():
+        config = {"architectures": [name]}
+        assert data_option(replace(plan, model={**plan.model, "config": config})) == option
+    unnamed = replace(plan, model={**plan.model, "config": {"model_type": "llama"}})
+    assert data_option(unnamed) == " --data TOKENS_OR_DATASET"
+    own = replace(plan, model={**plan.model, "config": {"callable": "model.py:build"}})
+    assert data_option(own) == "", "the script refuses the option for a model that brings its inputs"

@@ -16,7 +16,7 @@ from explorer.session import current_setup, pipeline_plan, state
 from explorer.text import commands, recipe, units
 from explorer.text.option_words import word_remarks
 from planner_core.core import Plan
-from planner_core.exporters import TARGETS, TARGETS_WITH_STAGES, Target
+from planner_core.exporters import TARGETS, TARGETS_WITH_STAGES, Target, data_option
 from planner_core.planning import Request, Result
 from planner_core.planning.pricing import time_band
 
@@ -70,7 +70,9 @@ def show_export_bar(result: Result, plan_id: str, plan: Plan) -> None:
             args=(result, plan_id, plan, target),
         )
         if plan.fits:
-            _show_command(commands.launch_command(target.name, result.cluster, file_name(target)))
+            _show_command(
+                commands.launch_command(target.name, result.cluster, file_name(target), data=data_option(plan))
+            )
         else:
             st.caption("A plan that does not fit is not launched.")
     opened: Opened | None = st.session_state.get("exporting")
@@ -163,7 +165,7 @@ def _offer_export(home: Result, plan: Plan, target: Target, content: str) -> Non
         if target.plan_suffix:
             plan_name = file.removesuffix(target.suffix) + target.plan_suffix
             frame.offer_file(f"Download {plan_name}", exporting.plan_text(plan), plan_name, "download_beside")
-    _show_command(commands.launch_command(target.name, home.cluster, file, content))
+    _show_command(commands.launch_command(target.name, home.cluster, file, content, data_option(plan)))
     lines = content.splitlines()
     st.code("\n".join(lines[:PREVIEW_LINES]), language=LANGUAGES.get(target.suffix, "text"), height=260)
     if len(lines) > PREVIEW_LINES:

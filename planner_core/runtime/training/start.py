@@ -18,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.utils import _pytree as pytree
 
 from planner_core.core import InputError, Plan, PlannerError
+from planner_core.models import trains_on_tokens
 from planner_core.models.capture import returned_loss
 from planner_core.models.sources import build_from_config, make_training_inputs, python_source, value_limits
 from planner_core.runtime.initialize import Init, initializer
@@ -51,7 +52,7 @@ class Start:
     @property
     def causal(self) -> bool:
         """Whether the labels are the tokens themselves, which the model shifts."""
-        return type(self.model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+        return trains_on_tokens(type(self.model).__name__)
 
 
 def device() -> torch.device:
