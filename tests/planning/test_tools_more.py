@@ -344,6 +344,10 @@ def test_a_file_of_another_model_is_told(tmp_path: Path) -> None:
     assert "is of another model: num_hidden_layers 32 (80 in the model)" in told
     wide = read(tmp_path, "run.sh", SCRIPT.replace("--hidden-size 4096", "--hidden-size 4096 --kv-channels 64"))
     assert "is of another model: head_dim 64 (128 in the model)" in wide.describe({"head_dim": 128})[1]
+    routed = read(tmp_path, "run.sh", SCRIPT.replace("--hidden-size 4096", "--hidden-size 4096 --moe-router-topk 4"))
+    said = routed.describe({"num_experts_per_tok": 2})
+    assert "is of another model: num_experts_per_tok 4 (2 in the model)" in said[1]
+    assert "--moe-router-topk" not in said[-1], "what the file's model states is read"
 
 
 def test_python_is_read_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

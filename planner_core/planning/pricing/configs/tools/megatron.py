@@ -51,6 +51,7 @@ TABLE = Table(
         "--num-query-groups": "num_key_value_heads",
         "--kv-channels": "head_dim",
         "--num-experts": "num_local_experts",
+        "--moe-router-topk": "num_experts_per_tok",
         "--moe-ffn-hidden-size": "moe_intermediate_size",
         "--moe-shared-expert-intermediate-size": "shared_expert_intermediate_size",
     },
