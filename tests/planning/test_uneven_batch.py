@@ -160,3 +160,36 @@ def test_a_baseline_without_a_plan_has_its_reason() -> None:
     result = plan_model(Request("gpt2-xl", cluster="2x8-h100", layers=2, method="tap"))
     (note,) = [str(n) for n in result.notes if "no plan of this model follows" in str(n)]
     assert note.endswith("Megatron-LM + sequence parallel; 25 attention heads cannot be dealt to tp=2 ranks")
+
+
+@pytest.mark.parametrize(("samples", "layout"), [(6, "dp=2,tp=4"), (8, "dp=4,tp=2")])
+def test_the_reason_for_a_missing_baseline_is_of_ranks_that_its_samples_suit(samples: int, layout: str) -> None:
+    """6 samples suit 2 x 4 ranks, where an operator forbids the baseline; the report blamed the samples on 4 x 2. Of 8 it gave no reason."""
+    result = shardscope.plan(LATENT, cluster="1x8-h100", batch=samples, seq=64)
+    (note,) = [str(n) for n in result.notes if "no plan of this model follows" in str(n)]
+    assert "Megatron-LM + sequence parallel; no way to run kv_a_proj_with_mqa/linear of DeepseekV3Attention" in note
+    assert f"follows {layout} after" in note
+
+
+LATENT = {
+    "model_type": "deepseek_v3",
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 512,
+    "n_routed_experts": 8,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+}
+"""A model whose keys and values come from one small product, which tensor ranks do not split."""

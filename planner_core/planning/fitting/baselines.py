@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, takewhile
 
@@ -14,6 +15,7 @@ from planner_core.core import (
     Note,
     NoteKind,
     Plan,
+    PlannerError,
     Sentence,
     Term,
     named,
@@ -24,7 +26,7 @@ from planner_core.planning.fitting.mesh_search import check_bound_below
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
 from planner_core.planning.fitting.shortage import note_memory, note_oversized_states
 from planner_core.planning.methods import BASELINES, AxisRules, Method, parse_layout
-from planner_core.planning.methods.legality import operator_faults
+from planner_core.planning.methods.legality import operator_faults, undecided_fault
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, with_recompute
 from planner_core.planning.request import Progress, Request
 from planner_core.search import (
@@ -379,12 +381,21 @@ def note_missing_baselines(planner: Planner, request: Request, plans: Sequence[P
 
 
 def _explain_missing_split(planner: Planner) -> str:
-    """Say why the model cannot be split over the fewest tensor ranks of its meshes: `; 25 attention heads cannot be dealt to tp=2 ranks`.
-    Empty where the model's sizes allow that."""
-    meshes = candidate_meshes(replace(planner.request, tool=None), planner.cluster)
-    ranks = min((m.axis_sizes[-1] for m in meshes if m.axis_sizes[-1] > 1), default=1)
-    faults = operator_faults(planner.graph, parse_layout(f"dp={planner.cluster.num_gpus // ranks},tp={ranks}"))
-    return f"; {faults[0].reason}" if faults else ""
+    """Say why the model cannot be split over the fewest tensor ranks to which its samples can be dealt: `; 25 attention heads cannot be
+    dealt to tp=2 ranks`. Where its sizes allow that, the operator is named that cannot follow; empty if all of them can."""
+    request, gpus = replace(planner.request, tool=None), planner.cluster.num_gpus
+    numbers = sorted({m.axis_sizes[-1] for m in candidate_meshes(request, planner.cluster) if m.axis_sizes[-1] > 1})
+    layouts = [parse_layout(f"dp={gpus // ranks},tp={ranks}") for ranks in numbers]
+    dealt = (layout for layout in layouts if planner.workload.graph_batch % layout.data == 0)
+    layout = next(dealt, None) or next(iter(layouts), None)
+    if layout is None:
+        return ""
+    if faults := operator_faults(planner.graph, layout):
+        return f"; {faults[0].reason}"
+    with suppress(PlannerError):  # the network of a wide mesh may be too large to look at
+        problem = planner.of_space(layout.space())
+        return f"; {undecided_fault(problem, layout)}" if problem.is_infeasible else ""
+    return ""
 
 
 def _list_titles(baselines: Iterable[Method]) -> Sentence:
