@@ -81,7 +81,7 @@ def run_command_in_dialog(visit: Visit, file: Path) -> Plan:
     if not text.is_visible():
         visit.page.get_by_role("dialog").get_by_text("The plan itself, as a file").click()
         visit.settle()
-    _, _, module, *words = shlex.split(text.inner_text())
+    _, _, module, *words = shlex.split(text.inner_text().replace("\\\n", ""))
     assert module == "planner_core" and words[-2] == "-o"
     assert main([*words[:-1], str(file)]) == 0
     return load_plan(file)
