@@ -82,6 +82,7 @@ def _name_flags_in_run(priced: PricedRun) -> PricedRun:
         plan=priced.plan and name_flags_in_plan(priced.plan),
         suggestions=tuple(replace(s, change=name_flags(s.change)) for s in priced.suggestions),
         notes=tuple(map(name_flags, priced.notes)),
+        reasons=tuple(map(name_flags, priced.reasons)),
         about=tuple(map(name_flags, priced.about)),
     )
 

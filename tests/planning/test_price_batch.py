@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ def test_open_recomputation_of_a_layout_looks_at_each(layout: str, memory_gb: fl
     )
 
 
-def test_the_legal_run_that_is_advised_is_not_refused() -> None:
+def test_the_legal_run_that_is_advised_is_not_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`dp=16,zero=1` was advised for 30 samples, which 16 ranks cannot share."""
     asked = {"cluster": "2x8-h100", "seq": 256, "advise": False}
     refused = shardscope.price(DEEPSEEK, layout="dp=2,tp=8,sp,zero=1", batch=30, **asked)
@@ -202,3 +203,8 @@ def test_the_legal_run_that_is_advised_is_not_refused() -> None:
     assert shardscope.price(DEEPSEEK, layout="dp=16,zero=1", batch=32, micro_batch=2, **asked).legal
     (reason,) = shardscope.price(DEEPSEEK, layout="dp=2,tp=8,sp,zero=1", batch=32, **asked).reasons
     assert reason.endswith("; dp=16,zero=1 with micro_batch=2 is legal")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(DEEPSEEK))
+    command = ["price", str(file), "--cluster", "2x8-h100", "--seq", "256", "--batch", "30", "--alone"]
+    assert main([*command, "--layout", "dp=2,tp=8,sp,zero=1"]) == 3
+    assert "; dp=16,zero=1 with --batch 32 and --micro-batch 2 is legal\n" in capsys.readouterr().out
