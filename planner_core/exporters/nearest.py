@@ -24,7 +24,7 @@ from planner_core.core import (
     memory_amount,
     time_amount,
 )
-from planner_core.cost import workload_of
+from planner_core.cost import cost_model_of, workload_of
 from planner_core.exporters.configs.common import gradient_dtype, stated_run, stated_tokens
 from planner_core.models import load_plan_graph
 from planner_core.planning import (
@@ -63,6 +63,9 @@ class FormCost:
     plan_wire_bytes: int
     plan_peak_bytes: int
     fits: bool
+    is_host_unknown: bool = False
+    """Whether the form's step has no waits for the host, since its pace is not known there."""
+    plan_host_wait_s: float = 0.0
 
     def to_json(self) -> dict[str, object]:
         """Return the object that the command line and the explorer read."""
@@ -76,6 +79,7 @@ class FormCost:
             plan_step_time_s=cost.step_time_s,
             plan_wire_bytes=_sent_bytes(plan),
             plan_peak_bytes=cost.memory_bytes["peak"],
+            plan_host_wait_s=cost.host_wait_s,
         )
 
     def sentence(self) -> Sentence:
@@ -89,6 +93,17 @@ class FormCost:
             Sentence(amount(here), f"{of}, the plan ", amount(there), _percent_change(here, there))
             for here, there, amount, of in rows
         ]
+        if self.is_host_unknown and self.plan_host_wait_s:  # a percentage compares both without waits
+            gpu_s = self.plan_step_time_s - self.plan_host_wait_s
+            parts[0] = Sentence(
+                time_amount(self.step_time_s),
+                " a step without waits for the host, the plan ",
+                time_amount(gpu_s),
+                _percent_change(self.step_time_s, gpu_s),
+                ", or ",
+                time_amount(self.plan_step_time_s),
+                " with its waits",
+            )
         return Sentence("" if self.fits else "it does not fit; ", Sentence.from_list("; ", parts))
 
 
@@ -285,6 +300,8 @@ def _compare_costs(plan: Plan, nearest: Plan, planner: Planner) -> FormCost:
         _sent_bytes(plan),
         plan.cost.memory_bytes["peak"],
         peak <= planner.budget,
+        not cost_model_of(nearest).software.call_s,
+        plan.cost.host_wait_s,
     )
 
 
