@@ -16,7 +16,8 @@ from planner_core.planning.analysis.reporting import first_plan_text, plan_repor
 from planner_core.planning.pipeline import PASSES, Pass
 from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.stages import STAGES_PLAN_NAME, answer
-from planner_core.planning.stages.degrees import FIRST_SEARCH, WHOLE_SEARCH
+from planner_core.planning.stages.degrees import FIRST_SEARCH, WHOLE_SEARCH, PipelineDegrees
+from planner_core.planning.stages.search import _StageSearch, search_stages
 
 MUCH_QUICKER = Request(
     "llama-3-70b", cluster="8x8-h100:inter=5", batch=64, seq=1024, layers=16, recompute="auto", accumulate=None
@@ -146,3 +147,28 @@ def test_a_narrowed_plan_is_shown_before_stages_are_looked_for(
     for one in (plan, narrowed, replace(narrowed, fits=False)):
         answer.find_first_staged_plan(MUCH_QUICKER, one)
     assert [(one.fits, one.notes) for one in asked] == [(True, plan.notes), (False, narrowed.notes)]
+
+
+def test_the_first_look_ends_after_two_degrees_that_are_not_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A T5 of 2 x 1 001 layers took 30 s to its first plan, not 16: two whole models were searched with 16 numbers of stages."""
+    tried: list[PipelineDegrees] = []
+    asked = replace(MUCH_QUICKER, layers=32)  # up to four stages a rank
+    known = plan_model(asked, passes={}).searched
+
+    def fail(self: _StageSearch, d: PipelineDegrees) -> bool | None:
+        """No cut is quicker; of the first whole model, bounds already say so."""
+        first = next(iter(self.shared_s), d).whole_model
+        self.shared_s[d] = 1.0
+        if d.whole_model == first:
+            return None
+        tried.append(d)
+        return False
+
+    monkeypatch.setattr(_StageSearch, "search_degrees", fail)
+    counts = []
+    for counts_models in (False, True):
+        tried.clear()
+        breadth = replace(ANY_GAIN[0], counts_models=counts_models)
+        assert search_stages(prepare_planner(asked), known=known, breadths=(breadth,)) is None
+        counts.append(len(tried))
+    assert FIRST_SEARCH[0].counts_models is False and counts[0] == FIRST_SEARCH[0].failures < counts[1]

@@ -190,7 +190,8 @@ class _StageSearch:
         failures, failed = Counter[int](), dict[int, set[object]]()
         for d in self.by_promise(candidates, failures, breadth):
             if (is_best := self.search_degrees(d)) is not None:
-                failed[d.zero] = set() if is_best else {*failed.get(d.zero, ()), d.whole_model}
+                one = d.whole_model if self.form or breadth.counts_models else d
+                failed[d.zero] = set() if is_best else {*failed.get(d.zero, ()), one}
                 failures[d.zero] = len(failed[d.zero])
             # The estimate chose one place for the pipeline's axis. Degrees that are the best so far are tried in the others at once,
             # since a better place makes the limit tighter for all degrees that follow.
@@ -199,8 +200,8 @@ class _StageSearch:
                     self.search_degrees(at)
 
     def is_hopeless(self, d: PipelineDegrees, failures: Counter[int], breadth: Breadth) -> bool:
-        """Return whether a search of these degrees is not begun. `failures`: whole models in a row of which no cut was quicker, by
-        ZeRO stage."""
+        """Return whether a search of these degrees is not begun. `failures`: degrees, or whole models, in a row of which no cut was
+        quicker, by ZeRO stage."""
         # Other stages a rank of a whole model that has been searched cost little. Example: the tenth search was that of 8 x 8 tensor
         # ranks with one stage each, 13.2 s; with two stages, which came next, the step takes 12.0 s.
         # A whole model that does not fit into the memory of all ranks costs no search of cuts.
