@@ -17,7 +17,7 @@ from planner_core.cost import cost_model_of
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.cost.memory import tensors_at_peak
 from planner_core.planning import Result
-from planner_core.planning.pricing import ReservedMemory, predict_reserved
+from planner_core.planning.pricing import GROWING_SEGMENTS, ReservedMemory, predict_reserved
 
 MEMORY_FORMULAS = {
     "params": "the weights that this GPU stores, and the copies of them to compute with that it keeps, added up",
@@ -183,7 +183,7 @@ def _describe_reserved(reserved: ReservedMemory) -> str:
     if reserved.short:
         return (
             "PyTorch’s allocator keeps blocks that were freed. Here it would **reserve more than the GPU has**: it must free blocks and "
-            "allocate them anew, which takes time that is not in the step. `PYTORCH_ALLOC_CONF=expandable_segments:True` helps."
+            f"allocate them anew, which takes time that is not in the step. `{GROWING_SEGMENTS}` helps."
         )
     return (
         f"PyTorch’s allocator keeps blocks that were freed: it will have about **{units.memory(reserved.likely_bytes)} reserved**. Nine in "

@@ -10,6 +10,7 @@ from dataclasses import fields
 
 from planner_core.core import AUTO, OPTIONS, Cluster
 from planner_core.planning import Request
+from planner_core.planning.pricing import GROWING_SEGMENTS
 
 ALWAYS_WRITTEN = ("cluster",)
 PLAN_DEFAULTS = {"accumulate": None, "recompute": "auto"}
@@ -69,8 +70,6 @@ def verify_command(file: str) -> str:
     return f"python -m planner_core verify {shlex.quote(file)} --fake"
 
 
-ALLOCATOR = "PYTORCH_ALLOC_CONF=expandable_segments:True"
-"""Lets PyTorch's allocator return what it keeps between blocks."""
 TRAINER = "train.py"
 """The user's own script, where a form is read by one."""
 
@@ -99,4 +98,4 @@ def launch_command(target: str, cluster: Cluster, file: str, content: str = "", 
         "deepspeed": f"deepspeed --num_nodes {nodes} --num_gpus {per_node} {TRAINER} --deepspeed_config {file}",
         "accelerate": f"accelerate launch --config_file {file} {TRAINER}",
     }
-    return f"{ALLOCATOR} {forms.get(target, f'{run} {TRAINER}')}"
+    return f"{GROWING_SEGMENTS} {forms.get(target, f'{run} {TRAINER}')}"

@@ -15,7 +15,7 @@ from explorer.components import frame
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import current_setup, state
 from explorer.text import glossary, recipe, units, words
-from planner_core.core import Cluster, Plan
+from planner_core.core import Plan
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Request, Result
 from planner_core.planning.methods import EXACT
@@ -152,12 +152,12 @@ def _traffic_cell(plan: Plan, parts: Parts) -> dict[str, Any]:
 def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
     peak, capacity = plan.cost.memory_bytes["peak"], home.cluster.gpu.memory_bytes
     limit = step_parts.memory_limit_bytes(home)
-    reserved, memory_range = predict_reserved(plan, home.cluster), reserved_range(plan, home.cluster)
+    reserved = predict_reserved(plan, home.cluster)
     fullest = f"Rank {plan.fullest_rank} of the pipeline is the fullest. " if plan.pipeline else ""
     likely = max(peak / capacity, min(1.0, reserved.high_bytes / capacity)) if plan.fits else 1.0
     return {
         "figure": units.memory(peak),
-        "below": memory_range,
+        "below": reserved_range(plan, reserved),
         "hover": f"{fullest}The tensors of a plan may take {units.memory(limit)}, {units.percent(limit / capacity)} of the GPU. "
         f"{describe_reserved(plan.fits and reserved.short, capacity)}{describe_tight(reserved) if plan.fits else ''}",
         "order": peak,
@@ -165,11 +165,11 @@ def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
     }
 
 
-def reserved_range(plan: Plan, cluster: Cluster) -> str:
+def reserved_range(plan: Plan, reserved: ReservedMemory) -> str:
     """Write what the allocator reserves under a plan, in GiB: `58.1 to 66.4`, or `all`; empty where the plan does not fit."""
     if not plan.fits:
         return ""
-    peak, reserved = plan.cost.memory_bytes["peak"], predict_reserved(plan, cluster)
+    peak = plan.cost.memory_bytes["peak"]
     # The allocator never reserves less than the tensors take.
     low, high = (units.significant(max(peak, n) / units.GIB) for n in (reserved.low_bytes, reserved.high_bytes))
     return "all" if reserved.short else units.span(low, high)

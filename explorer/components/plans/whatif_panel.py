@@ -211,11 +211,11 @@ def _show_answer(before: Plan, after: Plan, cluster: Cluster, key: str) -> None:
 
 def _show_reserved(plan: Plan, cluster: Cluster) -> None:
     """Draw what the allocator reserves under a plan that fits, in the words of the Overview."""
-    capacity, is_short = cluster.gpu.memory_bytes, predict_reserved(plan, cluster).short
+    capacity, reserved = cluster.gpu.memory_bytes, predict_reserved(plan, cluster)
     st.metric(
         f"reserved of {units.memory(capacity)}",
-        table.reserved_range(plan, cluster) + " GiB" * (not is_short),
-        help=table.describe_reserved(True, capacity) if is_short else glossary.ROW_WORDS["reserved"],
+        table.reserved_range(plan, reserved) + " GiB" * (not reserved.short),
+        help=table.describe_reserved(True, capacity) if reserved.short else glossary.ROW_WORDS["reserved"],
         width="content",
     )
 

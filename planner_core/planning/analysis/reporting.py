@@ -43,6 +43,7 @@ from planner_core.planning.fitting.host_waits import describe_gap_with_waits
 from planner_core.planning.methods import EXACT, METHODS, describe_tool_space
 from planner_core.planning.planner import usable_bytes
 from planner_core.planning.pricing import (
+    GROWING_SEGMENTS,
     Budget,
     ReservedMemory,
     Speed,
@@ -59,7 +60,6 @@ from planner_core.search import describe_gap
 from planner_core.search.candidates import weight_matrices
 
 SCHEMA = "shardscope.report/1"
-EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 
 
 def simulate_steps(result: Result) -> list[float]:
@@ -313,11 +313,11 @@ def reserved_text(reserved: ReservedMemory) -> str:
     if reserved.short:
         return (
             "its tensors fit, but PyTorch's allocator, which keeps freed blocks too, would reserve more than the GPU has: it will free "
-            f"blocks and allocate them anew, which takes time that is not in the step. {EXPANDABLE} helps"
+            f"blocks and allocate them anew, which takes time that is not in the step. {GROWING_SEGMENTS} helps"
         )
     range_ = f"{low} to {high} in nine in ten measured runs, {reserved.kind}"
     more = (
-        f", which may be all that CUDA's context and NCCL's buffers leave of the GPU; {EXPANDABLE} leaves it more room"
+        f", which may be all that CUDA's context and NCCL's buffers leave of the GPU; {GROWING_SEGMENTS} leaves it more room"
         if reserved.tight
         else ""
     )

@@ -22,6 +22,7 @@ from planner_core.planning.pricing.published import (
 )
 from planner_core.planning.pricing.reserved import (
     GATHERED_WEIGHTS,
+    GROWING_SEGMENTS,
     PLANNED_PROGRAM,
     WHOLE_WEIGHTS,
     ReservedMemory,

@@ -20,6 +20,8 @@ from typing import Any
 from planner_core.core import ASSETS, USUAL_STACK, Cluster, Plan
 from planner_core.cost import SHARD, axis_roles
 
+GROWING_SEGMENTS = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+"""Lets the allocator return what it keeps between blocks; a shell sets it."""
 RESERVED_FILE = ASSETS / "reserved.json"
 GATHERED_WEIGHTS, WHOLE_WEIGHTS, PLANNED_PROGRAM = "weights gathered and freed", "weights whole", "plans as they run"
 
