@@ -79,7 +79,7 @@ class Lesson:
 
     number: its place in the course, from 1; `chapter` is the name of the part that it stands in.
     minutes: what it takes with its question: an estimate that no class has tried.
-    key: its name in addresses, cookies and files, which stays when its place changes; `former` is the number that addresses once had for it.
+    key: its name in addresses, cookies and files, which stays when its place changes.
     terms: the words defined here, and only here, with their meanings.
     link: the page of the explorer that shows the same, and what is there; `focus` gives the settings of that page's address.
     cases: the settings that an exported file holds, where the options of the first controls would not do.
@@ -99,7 +99,6 @@ class Lesson:
     code: str
     link: tuple[str, str]
     focus: Callable[[Learner, Values], dict[str, str]]
-    former: int = 0
     uses_model: bool = False
     cases: Callable[[Learner, Values], list[tuple[str, dict[str, Choice]]]] | None = None
 

@@ -718,7 +718,8 @@ def test_the_address_comes_back(lesson: Lesson) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"lesson": "99"}, {"lesson": "²"}, {"lesson": "2", "with": "cut:sideways"}, {"lesson": "2", "with": "x"}]
+    "bad",
+    [{"lesson": "99"}, {"lesson": "²"}, {"lesson": "cuts", "with": "cut:sideways"}, {"lesson": "cuts", "with": "x"}],
 )
 def test_a_bad_address_is_told(bad: dict[str, str]) -> None:
     lesson, values, step, problems = address.read_address(bad)

@@ -220,7 +220,7 @@ def test_the_download_is_the_lesson_as_it_stands(
 ) -> None:
     """Lesson 4 is about tensors, lesson 5 about the learner's model and settings."""
     lesson = LESSONS[number - 1]
-    visit.page.goto(f"{app}/learn?lesson={number}&model=gpt2-xl&step={movable(lesson).step}")
+    visit.page.goto(f"{app}/learn?lesson={lesson.key}&model=gpt2-xl&step={movable(lesson).step}")
     visit.settle()
     change(visit, lesson)
     visit.page.wait_for_url(lambda url: f"with={movable(lesson).key}:" in unquote(url))
@@ -251,7 +251,7 @@ def test_the_browser_remembers_what_is_done(window: BrowserContext, app: str) ->
     for again in (False, True):
         visit = Visit(window.new_page(), app)
         visit.page.set_default_timeout(PATIENCE_MS)
-        visit.page.goto(f"{app}/learn?lesson=2&step={scene.reveal}")
+        visit.page.goto(f"{app}/learn?lesson=cuts&step={scene.reveal}")
         visit.settle()
         mine = visit.page.get_by_role("navigation", name="Lessons").get_by_role("link").nth(1)
         if not again:
@@ -275,7 +275,7 @@ def test_a_reload_keeps_answers_and_what_they_opened(window: BrowserContext, app
     wrong = (question.answer + 1) % len(question.options)
     visit = Visit(window.new_page(), app)
     visit.page.set_default_timeout(PATIENCE_MS)
-    visit.page.goto(f"{app}/learn?lesson=2&step={scene.reveal}")
+    visit.page.goto(f"{app}/learn?lesson=cuts&step={scene.reveal}")
     visit.settle()
     reply, onward = visit.page.locator(".st-key-reply"), visit.page.get_by_role("button", name="Next", exact=True)
     for option in (wrong, question.answer):
@@ -286,7 +286,7 @@ def test_a_reload_keeps_answers_and_what_they_opened(window: BrowserContext, app
         visit.settle()
         expect(reply).to_contain_text(plain(question.why[option]))
         expect(onward).to_be_enabled() if option == question.answer else expect(onward).to_be_disabled()
-    other = f"{app}/learn?lesson=2&step={scene.reveal}&with=cut:rows"
+    other = f"{app}/learn?lesson=cuts&step={scene.reveal}&with=cut:rows"
     visit.page.goto(other)
     visit.settle()
     expect(visit.page.get_by_text(plain(question.why[question.answer]))).to_have_count(0)
@@ -302,7 +302,7 @@ def plain(text: str) -> str:
 
 def test_the_rail_is_links_for_mouse_keys_and_new_windows(visit: Visit, app: str) -> None:
     page = visit.page
-    page.goto(f"{app}/learn?lesson=2&model=gpt2-xl")
+    page.goto(f"{app}/learn?lesson=cuts&model=gpt2-xl")
     visit.settle()
     visit.press("Next")
     visit.at_step(2)
@@ -335,7 +335,7 @@ def test_keys_reach_the_question_and_its_answer(visit: Visit, app: str) -> None:
     """Past the numbers by one link; a closed button passes the focus on; arrows choose and do not answer; the answer has the focus; the
     next lesson begins at its top."""
     page = visit.page
-    page.goto(f"{app}/learn?lesson=2")
+    page.goto(f"{app}/learn?lesson=cuts")
     visit.settle()
     page.get_by_role("link", name="Skip to the lesson").press("Enter")
     assert page.evaluate("document.activeElement.textContent").startswith("2. Two ways")
@@ -382,7 +382,7 @@ def test_what_is_typed_below_a_reply_has_its_enter(visit: Visit, app: str) -> No
 def test_the_next_lesson_has_the_focus_where_it_is_drawn_at_once(visit: Visit, app: str) -> None:
     """What the server says of the next lesson comes all together: the button that was pressed is gone when the rail is drawn."""
     page, server = visit.page, SlowServer(visit.page)
-    page.goto(f"{app}/learn?lesson=2&step={len(LESSONS[1].scene(LLAMA, LESSONS[1].defaults()).steps)}")
+    page.goto(f"{app}/learn?lesson=cuts&step={len(LESSONS[1].scene(LLAMA, LESSONS[1].defaults()).steps)}")
     visit.settle()
     server.hold_all()
     page.get_by_role("button", name="Next lesson").press("Enter")
@@ -395,7 +395,7 @@ def test_the_next_lesson_has_the_focus_where_it_is_drawn_at_once(visit: Visit, a
 @pytest.mark.slow
 def test_lesson_13_tells_what_a_changed_placement_causes(visit: Visit, app: str) -> None:
     page = visit.page
-    page.goto(f"{app}/learn?lesson=13&step=2")
+    page.goto(f"{app}/learn?lesson=choose&step=2")
     visit.settle()
     picture = page.locator(".lesson")
     expect(picture.get_by_text("all_to_all")).to_have_count(2)
@@ -437,7 +437,7 @@ def test_lesson_13_tells_a_placement_again_whose_word_was_lost(visit: Visit, app
         browser.on_message(up)
 
     page.route_web_socket(re.compile("_stcore/stream"), between)
-    page.goto(f"{app}/learn?lesson=13")
+    page.goto(f"{app}/learn?lesson=choose")
     visit.settle()
     page.get_by_role("spinbutton", name="down_proj").press("ArrowUp")
     expect(page.locator(".count")).to_have_text(re.compile("^About"))
@@ -447,7 +447,7 @@ def test_lesson_13_tells_a_placement_again_whose_word_was_lost(visit: Visit, app
 
 def test_pictures_stand_still_for_those_who_ask(visit: Visit, app: str) -> None:
     visit.page.emulate_media(reduced_motion="reduce")
-    visit.page.goto(f"{app}/learn?lesson=4")
+    visit.page.goto(f"{app}/learn?lesson=collectives")
     visit.settle()
     visit.press("Next")
     visit.at_step(2)
@@ -458,7 +458,7 @@ def test_pictures_stand_still_for_those_who_ask(visit: Visit, app: str) -> None:
 
 
 def test_the_way_to_the_explorer_keeps_the_model(visit: Visit, app: str) -> None:
-    visit.page.goto(f"{app}/learn?lesson=9&model=gpt2-xl")
+    visit.page.goto(f"{app}/learn?lesson=folding&model=gpt2-xl")
     visit.settle()
     visit.page.get_by_role("link", name=re.compile("folded graph")).click()
     # the lesson's own address names the model too, so wait for the page as well
@@ -468,7 +468,7 @@ def test_the_way_to_the_explorer_keeps_the_model(visit: Visit, app: str) -> None
 
 def test_headings_skip_no_level_and_a_closed_button_can_be_read(visit: Visit, app: str) -> None:
     page = visit.page
-    page.goto(f"{app}/learn?lesson=8")
+    page.goto(f"{app}/learn?lesson=backward")
     visit.at_step(1)
     levels = page.locator("h1, h2, h3, h4, h5, h6").evaluate_all("all => all.map((h) => Number(h.tagName[1]))")
     assert levels and all(b - a <= 1 for a, b in itertools.pairwise(levels))
@@ -479,12 +479,16 @@ def test_headings_skip_no_level_and_a_closed_button_can_be_read(visit: Visit, ap
     assert words not in papers
 
 
-@pytest.mark.parametrize("numbers", [(4, 13), pytest.param((2, 6, 7), marks=pytest.mark.slow)], ids=str)
-def test_nothing_is_cut_off_on_a_small_screen(visit: Visit, app: str, numbers: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "keys",
+    [("collectives", "choose"), pytest.param(("cuts", "heads", "sequence"), marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_nothing_is_cut_off_on_a_small_screen(visit: Visit, app: str, keys: tuple[str, ...]) -> None:
     page = visit.page
     page.set_viewport_size({"width": 800, "height": 1000})
-    for number in numbers:
-        page.goto(f"{app}/learn?lesson={number}")
+    for key in keys:
+        page.goto(f"{app}/learn?lesson={key}")
         visit.settle()
         wide = "['html', '[data-testid=stMain]'].map((at) => document.querySelector(at)).map((e) => e.scrollWidth - e.clientWidth)"
         assert max(page.evaluate(wide)) <= 0  # the page scrolls inside its main box

@@ -162,14 +162,14 @@ def test_a_control_comes_with_the_step_that_it_changes() -> None:
 
 
 def test_a_step_to_draw_says_that_next_is_open() -> None:
-    at = opened(lesson="1", step="6")
+    at = opened(lesson="memory", step="6")
     assert "Draw it" in step(at) and not at.button(key="w_next").disabled
     assert "Before you go on" not in words(at) and "before you go on" not in words(at) and "does not wait" in words(at)
 
 
 @pytest.mark.sample
 def test_a_number_is_typed_and_its_mistake_answered() -> None:
-    at = opened(lesson="4")
+    at = opened(lesson="collectives")
     to_question(at, LESSONS[3])
     question = LESSONS[3].question(LLAMA, LESSONS[3].defaults())
     half = question.values.index(question.values[question.answer] / 2)
@@ -200,8 +200,8 @@ def test_behind_the_last_step_of_the_last_lesson_are_all_lessons_and_their_words
 
 
 def test_progress_comes_by_a_link_and_can_be_forgotten() -> None:
-    at = opened(lesson="2", done="1,4-5,3-99,abc")
-    assert "“3-99” in the link names no lesson" in words(at) and "“abc”" in words(at)
+    at = opened(lesson="cuts", done="memory,collectives,mlp,3,abc")
+    assert "“3” in the link names no lesson" in words(at) and "“abc”" in words(at)
     assert [done(at, LESSONS[n]) for n in range(6)] == [True, False, False, True, True, False]
     at.button(key="w_contents").click().run()
     assert "lesson" not in at.query_params and f"{len(LESSONS)} lessons, 3 done" in words(at)
@@ -212,7 +212,7 @@ def test_progress_comes_by_a_link_and_can_be_forgotten() -> None:
 
 
 def test_a_new_case_closes_the_answer() -> None:
-    at = opened(lesson="3")
+    at = opened(lesson="placements")
     to_question(at, LESSONS[2])
     at.button(key="w_show").click().run()
     at.button(key="w_3_case").click().run()
@@ -222,24 +222,24 @@ def test_a_new_case_closes_the_answer() -> None:
 
 @pytest.mark.sample
 def test_the_address_opens_a_lesson_at_a_step_with_its_controls() -> None:
-    at = opened(lesson="4", step="3", **{"with": "n:6"}, model="gpt2-xl")
+    at = opened(lesson="collectives", step="3", **{"with": "n:6"}, model="gpt2-xl")
     assert step(at).startswith("### 3. reduce-scatter, step 2 of 5")
     assert param(at, "model") == "gpt2-xl" and param(at, "lesson") == "collectives"
 
 
 def test_a_link_to_a_question_holds_it_and_one_behind_it_shows_the_rest() -> None:
     reveal = LESSONS[3].scene(LLAMA, LESSONS[3].defaults()).reveal
-    at = opened(lesson="4", step=str(reveal))
+    at = opened(lesson="collectives", step=str(reveal))
     assert at.button(key="w_next").disabled and "The next step waits for your answer." in words(at)
     at.button(key="w_answer").click().run()
     assert not at.error and not at.success
-    at = opened(lesson="4", step=str(reveal + 1))
+    at = opened(lesson="collectives", step=str(reveal + 1))
     assert not at.button(key="w_next").disabled and step(at).startswith(f"### {reveal + 1}. ")
 
 
 def test_an_option_is_an_answer_only_when_it_is_given() -> None:
     """Arrow keys pass over options; none of those counts."""
-    at = opened(lesson="2")
+    at = opened(lesson="cuts")
     to_question(at, LESSONS[1])
     question = LESSONS[1].question(LLAMA, LESSONS[1].defaults())
     at.button(key="w_answer").click().run()
@@ -253,7 +253,7 @@ def test_an_option_is_an_answer_only_when_it_is_given() -> None:
 def test_a_bad_address_is_told_in_place() -> None:
     at = opened(lesson="77")
     assert "There is no lesson “77”" in at.warning[0].value
-    at = opened(lesson="2", **{"with": "cut:sideways"})
+    at = opened(lesson="cuts", **{"with": "cut:sideways"})
     assert "sideways" in at.warning[0].value and step(at).startswith("### 1.")
 
 
@@ -262,7 +262,7 @@ def test_lessons_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead: list[int] = []
     monkeypatch.setattr(warm, "prefetch_next", lambda number, learner: ahead.append(number))
     at = opened(
-        lesson="1", step=str(len(LESSONS[0].scene(Learner(Request("llama-3-8b")), LESSONS[0].defaults()).steps))
+        lesson="memory", step=str(len(LESSONS[0].scene(Learner(Request("llama-3-8b")), LESSONS[0].defaults()).steps))
     )
     assert "## 1. " in words(at)
     at.button(key="w_onward").click().run()
@@ -271,14 +271,14 @@ def test_lessons_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_model_is_shown_or_its_absence_told() -> None:
-    at = opened(lesson="1", model="gpt2-xl")
+    at = opened(lesson="memory", model="gpt2-xl")
     assert "GPT-2 XL trains on 1 GPU" in words(at)
-    at = opened(lesson="13", model="resnet50-100k")
+    at = opened(lesson="choose", model="resnet50-100k")
     assert "no block with these seven weights" in at.info[0].value
 
 
 def test_a_step_that_is_not_there_is_told() -> None:
-    at = opened(lesson="1", step="99")
+    at = opened(lesson="memory", step="99")
     assert "there is no step 99; showing the last" in words(at)
 
 

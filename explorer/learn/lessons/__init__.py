@@ -25,17 +25,4 @@ LESSONS: tuple[Lesson, ...] = tuple(
 )
 CHAPTERS = {chapter: tuple(lessons) for chapter, lessons in groupby(LESSONS, lambda lesson: lesson.chapter)}
 """The lessons of each chapter."""
-FORMER = [x.key for x in sorted((x for x in LESSONS if x.former), key=lambda lesson: lesson.former)]
-"""Keys by the numbers that addresses and cookies once had: an old link still names the same lesson."""
-
-
-def key_of(text: str) -> str:
-    """Return the key that a text means: itself, or that of the lesson which once had this number; empty if no lesson has it."""
-    if text.isascii() and text.isdecimal() and len(text) < 6:
-        return FORMER[int(text) - 1] if 1 <= int(text) <= len(FORMER) else ""
-    return text if any(x.key == text for x in LESSONS) else ""
-
-
-def by_key(key: str) -> Lesson:
-    """Return the lesson of a key that `key_of` gave."""
-    return next(x for x in LESSONS if x.key == key)
+BY_KEY = {lesson.key: lesson for lesson in LESSONS}

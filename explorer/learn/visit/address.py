@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from explorer.learn.lesson import Choice, Control, Lesson
-from explorer.learn.lessons import LESSONS, by_key, key_of
+from explorer.learn.lessons import BY_KEY, LESSONS
 
 KEYS = ("lesson", "step", "with", "done")
 
@@ -22,10 +22,10 @@ def write_lesson_address(lesson: Lesson, values: Mapping[str, Choice], step: int
 def read_address(params: Mapping[str, str]) -> tuple[Lesson, dict[str, Choice], int, list[str]]:
     """Return lesson, controls and step of an address, and a sentence for each part that cannot be read."""
     problems: list[str] = []
-    key = key_of(params.get("lesson", LESSONS[0].key))
-    if not key:
-        problems.append(f"There is no lesson “{params['lesson'][:20]}”; showing the first of {len(LESSONS)}.")
-    lesson = by_key(key or LESSONS[0].key)
+    wanted = params.get("lesson", LESSONS[0].key)
+    if wanted not in BY_KEY:
+        problems.append(f"There is no lesson “{wanted[:20]}”; showing the first of {len(LESSONS)}.")
+    lesson = BY_KEY.get(wanted, LESSONS[0])
     values = lesson.defaults()
     controls = {c.key: c for c in lesson.controls}
     for part in filter(None, params.get("with", "").split(",")):

@@ -10,7 +10,7 @@ import streamlit as st
 from explorer.address import settings
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Lesson, Question
-from explorer.learn.lessons import LESSONS, by_key
+from explorer.learn.lessons import BY_KEY, LESSONS
 from explorer.learn.visit import address, progress
 from explorer.session import state
 from explorer.text.commands import is_uploaded_model
@@ -64,7 +64,7 @@ def open_lesson() -> Lesson | None:
         cookie = st.context.cookies.get(progress.COOKIE, "")
         mark_solved(progress.from_cookie(cookie))
         for key, answer in progress.answers_from_cookie(cookie).items():
-            state_of(by_key(key)).kept_answer = answer
+            state_of(BY_KEY[key]).kept_answer = answer
     params = {k: v for k, v in st.query_params.to_dict().items() if k in address.KEYS}
     elsewhere, unknown = progress.read_progress(params.get("done", ""))
     mark_solved(elsewhere)
@@ -101,7 +101,7 @@ def state_of(lesson: Lesson) -> LessonState:
 def mark_solved(keys: Iterable[str]) -> None:
     """Mark lessons that were solved elsewhere: in this browser before, or where a link comes from."""
     for key in keys:
-        state_of(by_key(key)).solved = True
+        state_of(BY_KEY[key]).solved = True
 
 
 def solved_lessons() -> list[Lesson]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 
 from explorer.learn.lesson import Question
-from explorer.learn.lessons import FORMER, key_of
+from explorer.learn.lessons import BY_KEY
 
-RANGE = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 MAX_CHARACTERS = 600
 
 COOKIE = "shardscope_done"
@@ -17,22 +15,9 @@ second run, which takes widgets whose values have not arrived yet for moved ones
 
 
 def read_progress(text: str) -> tuple[set[str], list[str]]:
-    """Return the keys of the lessons that such a text names, and the parts of it that name no lesson.
-
-    Numbers that lessons once had are understood, and ranges of them: `1,4-6`. A range with an unknown end, `3-99`, names no lesson.
-    """
-    keys: set[str] = set()
-    unknown: list[str] = []
-    for part in filter(None, text[:MAX_CHARACTERS].split(",")):
-        ends = RANGE.fullmatch(part)
-        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, 0)
-        if 1 <= first <= last <= len(FORMER):
-            keys |= set(FORMER[first - 1 : last])
-        elif not ends and key_of(part):
-            keys.add(part)
-        else:
-            unknown.append(part)
-    return keys, unknown
+    """Return the keys of the lessons that a text such as `memory,mlp` names, and the parts of it that name no lesson."""
+    parts = [part for part in text[:MAX_CHARACTERS].split(",") if part]
+    return BY_KEY.keys() & parts, [part for part in parts if part not in BY_KEY]
 
 
 def from_cookie(text: str) -> set[str]:
@@ -43,7 +28,7 @@ def from_cookie(text: str) -> set[str]:
 def answers_from_cookie(text: str) -> dict[str, str]:
     """Return the answers of the same text by the keys of their lessons, as `write_answer` wrote them."""
     parts = (part.partition("~") for part in text.split(".") if "~" in part)
-    return {key: answer for key, _, answer in parts if key_of(key) == key}
+    return {key: answer for key, _, answer in parts if key in BY_KEY}
 
 
 def write_answer(question: Question, option: int) -> str:
