@@ -11,7 +11,7 @@ from explorer.text import recipe, units, words
 from planner_core.core import Plan, PlanRole
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Choice, runs_on_stock_tools
-from planner_core.planning.methods import BASELINES, OF_MEGATRON
+from planner_core.planning.methods import BASELINES, EXACT, OF_MEGATRON
 
 MAX_LISTED = 5
 NEARLY_EQUAL = 0.02
@@ -153,6 +153,26 @@ def add_chosen(listed: Sequence[ListedPlan], plans: Mapping[str, Plan], chosen: 
         return list(listed)
     plan = plans[chosen]
     return [*listed, ListedPlan(chosen, _with_shortage(plan, words.title_in_sentence(plan)))]
+
+
+def choose_opponent(plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str) -> str | None:
+    """Choose the listed plan that a chosen one is measured against, the same on every page: what is run now, else the recommended plan.
+
+    The recommended plan is measured against the fastest, for a reader asks first what it costs not to take that; the fastest plan against
+    the fastest of the others. None where no other plan fits.
+    """
+    recommended = listed[0].name
+    others = [n for n in (one.name for one in listed) if n != chosen and not are_equal(plans[n], plans[chosen])]
+    stated = next((n for n in others if plans[n].method == STATED_METHOD), None)
+    if stated or recommended in others:
+        return stated or recommended
+    fitting = [n for n in others if plans[n].fits]
+    best = min(fitting, key=lambda n: plans[n].cost.step_time_s, default=None)
+    if best is None or plans[best].cost.step_time_s < plans[chosen].cost.step_time_s or plans[chosen].pipeline:
+        return best
+    # Against a usual layout rather than another plan of the same search, whose difference tells little.
+    usual = [n for n in fitting if plans[n].method != EXACT.name]
+    return min(usual, key=lambda n: plans[n].cost.step_time_s, default=best)
 
 
 def merge_equal(plans: Mapping[str, Plan], chosen: str) -> list[ListedPlan]:

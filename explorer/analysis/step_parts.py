@@ -11,7 +11,6 @@ from planner_core.core import Graph, Plan
 from planner_core.cost import WAITED, block_of, cost_model_of, exposed_parts, op_seconds, recomputed_ops
 from planner_core.ops import CoarseGraph
 from planner_core.planning import Result, usable_bytes
-from planner_core.planning.methods import BASELINES
 from planner_core.planning.pricing import split_pipeline_step
 
 STATED_METHOD = "layout"
@@ -44,14 +43,6 @@ MIN_CAUSE_SHARE = 0.2
 def memory_limit_bytes(result: Result) -> int:
     """Return the bytes per GPU that a plan may take."""
     return int(usable_bytes(result.cluster.gpu.memory_bytes, result.request))
-
-
-def rank_rivals(plans: Mapping[str, Plan], chosen: str) -> list[str]:
-    """Return what the visitor runs now, then baselines: those that fit first, the fastest first."""
-    others = [n for n, p in plans.items() if n != chosen and p.method in (STATED_METHOD, *BASELINES)]
-    return sorted(
-        others, key=lambda n: (plans[n].method != STATED_METHOD, not plans[n].fits, plans[n].cost.step_time_s)
-    )
 
 
 def fastest_other(shown: Mapping[str, Plan], first: str) -> str:

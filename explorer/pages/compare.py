@@ -6,8 +6,9 @@ import streamlit as st
 
 from explorer.address import pins, settings
 from explorer.analysis import step_parts
-from explorer.analysis.shortlist import nearly_equal
+from explorer.analysis.shortlist import choose_opponent
 from explorer.components import comparing, frame, plan_numbers, step_in_time
+from explorer.components.overview import table
 from explorer.components.plans import methods_panel
 from explorer.session import current_setup, state
 from explorer.text import glossary, words
@@ -17,16 +18,16 @@ from planner_core.planning.pricing import time_band
 
 
 def choose_plans(plans: dict[str, Plan], result: Result) -> dict[str, Plan]:
-    """Draw the list of plans; return those in the address, else the chosen one and its strongest rival."""
+    """Draw the list of plans; return those in the address, else the chosen one and what the first page measures it against."""
     requested = list(dict.fromkeys(n for n in state.value("compare") if n in plans))
     # `with_pinned` warns of the pins that it does not know.
     frame.warn_missing("plan", [n for n in state.value("compare") if pins.SEPARATOR not in n], list(plans))
     if len(requested) < 2:
         first = requested[0] if requested else state.chosen_plan(plans, result)[0]
-        others = step_parts.rank_rivals(plans, first) or [n for n in plans if n != first]
-        # a baseline that the search chose too differs in nothing
-        unlike = [n for n in others if not nearly_equal(plans[n], plans[first])]
-        requested = [first, *(unlike or others)[:1]]
+        other = choose_opponent(plans, table.list_plans(result, plans, first), first) or next(
+            n for n in plans if n != first
+        )
+        requested = [first, other]
     current = requested[: settings.MAX_COMPARED]
     widget = state.widget_key("w_compare", current)
     with st.container(key="labelled_plans"):

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import streamlit as st
 
-from explorer.address import settings
-from explorer.analysis.shortlist import add_chosen, are_equal, shortlist
+from explorer.analysis.shortlist import are_equal
 from explorer.components import frame, graphs, remedies
 from explorer.components.overview import launch, node, table
 from explorer.session import current_setup, less_memory, pipeline_plan, proof, state
@@ -39,8 +38,7 @@ def show_screen(result: Result, plans: Mapping[str, Plan]) -> None:
 def draw_screen(result: Result, plans: Mapping[str, Plan]) -> None:
     """Draw the graph, and beside it the plans with the way out: the export, or what would fit where nothing does."""
     chosen, plan = state.chosen_plan(plans, result)
-    tool = state.value("tool") if state.value("method") == "exact" else ""
-    listed = add_chosen(shortlist(plans, result.choice, settings.TOOLS[tool] if tool else ""), plans, chosen)
+    listed = table.list_plans(result, plans, chosen)
     if chosen not in (names := [one.name for one in listed]):  # the row of an equal plan stands for it
         chosen = next((n for n in names if are_equal(plans[n], plan)), chosen)
     # a model of two stacks is wider than one: it needs the room to be read

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from explorer.text import units
+from explorer.text import recipe, units
 from planner_core.cost import simulate_step
+from planner_core.planning import plan_ids
 from planner_core.planning.request import Request
 from tests.pages.test_app import open_page
 from tests.support.app_test import AppTest
@@ -38,6 +39,15 @@ def test_up_to_four_plans_from_the_address() -> None:
     at = open_page("compare", compare="best,best,nobodys")  # one of them, with what it is compared with at first
     assert not at.exception and len(at.multiselect(key="w_compare").value) == 2
     assert "no plan “nobodys”" in at.warning[0].value
+
+
+def test_the_first_two_plans_are_those_that_the_first_page_compares() -> None:
+    """It opened on FSDP and Megatron-LM, where the first page's sentence is about FSDP and the best plan."""
+    sentence = next(m.value for m in open_page("overview").markdown if " takes " in m.value)
+    result = planned(Request("llama-3-8b", cluster="2x8-h100"))
+    plans = {recipe.layout_name(p): n for n, p in plan_ids(result.plans).items()}
+    one, other = re.fullmatch(r"(.*) takes .* than (.*), within the doubt: .*", sentence.replace("\\", "")).groups()
+    assert open_page("compare").multiselect(key="w_compare").value == [plans[one], plans[other]]
 
 
 def test_the_row_of_the_difference_names_its_two_plans() -> None:

@@ -10,7 +10,7 @@ import streamlit as st
 
 from explorer.address import settings, setups
 from explorer.analysis import step_parts
-from explorer.analysis.shortlist import ListedPlan
+from explorer.analysis.shortlist import ListedPlan, add_chosen, choose_opponent, shortlist
 from explorer.components import frame
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import current_setup, state
@@ -44,6 +44,14 @@ def speed_of(plan: Plan, home: Result) -> Speed:
     """Return how fast a plan of the result `home` trains, with the range of its step."""
     flops = _FLOPS.get(home.request, partial(count_model_flops, home.graph))
     return measure_speed(plan, flops, home.cluster)
+
+
+def list_plans(result: Result, plans: Mapping[str, Plan], chosen: str) -> list[ListedPlan]:
+    """Return the rows of the first page: a few plans of the settings, and the chosen one, which alone may be a pin or a method's plan."""
+    names = {p.name for p in result.plans}
+    own = {n: p for n, p in plans.items() if p.name in names or p.method == step_parts.STATED_METHOD}
+    tool = state.value("tool") if state.value("method") == EXACT.name else ""
+    return add_chosen(shortlist(own, result.choice, settings.TOOLS[tool] if tool else ""), plans, chosen)
 
 
 def show_table(result: Result, plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str) -> None:
@@ -220,7 +228,7 @@ def explain_choice(
     plan, name = plans[chosen], names[chosen]
     if not plan.fits:
         return f"{name} does not fit: a GPU would need {units.memory(plan.cost.memory_bytes['peak'])}."
-    other = _opponent(plans, listed, chosen)
+    other = choose_opponent(plans, listed, chosen)
     if other is None:
         return f"{name} is the only plan here that fits."
     against = "our current setup" if other == setups.PLAN_ID else names[other]
@@ -235,21 +243,3 @@ def explain_choice(
     time = f"{share} {'less' if gap > 0 else 'more'} than" if gap else "as long as"
     tie = ", within the doubt" if words.is_tie(plan, plans[other]) else ""
     return f"{name} takes {time} {against}{tie}: {causes}."
-
-
-def _opponent(plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str) -> str | None:
-    """Choose what a plan is measured against: what is run now, else the recommended plan; for that one the fastest, else the next."""
-    recommended = listed[0].name
-    others = [one.name for one in listed if one.name != chosen]
-    if setups.PLAN_ID in others:
-        return setups.PLAN_ID
-    if recommended in others:
-        return recommended
-    fitting = [n for n in others if plans[n].fits]
-    # What is recommended need not be the fastest: a reader asks first what that costs.
-    faster = [n for n in fitting if plans[n].cost.step_time_s < plans[chosen].cost.step_time_s]
-    if faster:
-        return min(faster, key=lambda n: plans[n].cost.step_time_s)
-    # Against a usual layout rather than another plan of the same search, whose difference tells little.
-    usual = [n for n in fitting if plans[n].method != EXACT.name]
-    return next(iter(usual or fitting), None)
