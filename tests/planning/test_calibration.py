@@ -121,6 +121,7 @@ def test_a_table_of_products_is_read(tmp_path: Path) -> None:
         ({"tokens_per_s_per_gpu": -1}, "must be a positive number"),
         ({"micro_batch": "2"}, 'micro_batch is "2", but must be a whole number'),
         ({"compile": 1}, "compile is 1, but must be true or false"),
+        ({"expert_imbalance": "1.5"}, 'expert_imbalance is "1.5", but must be a number'),
         ({"layout": "fsdq=8"}, "is not a word"),
     ],
 )
@@ -130,6 +131,14 @@ def test_a_step_that_is_not_stated_is_one_sentence(change: dict[str, Any], said:
     path.write_text(json.dumps({k: v for k, v in {**good, **change}.items() if v is not None}))
     with pytest.raises(InputError, match=said):
         read_step(path)
+
+
+def test_a_step_states_any_option_of_a_price(tmp_path: Path) -> None:
+    options = {"stack": "megatron", "expert_imbalance": 2, "offload": True, "lora": 16, "loss": "fused"}
+    path = tmp_path / "step.json"
+    needed = {"model": "gpt2-xl", "cluster": "1x8-h100", "layout": "dp=8", "tokens_per_s_per_gpu": 1}
+    path.write_text(json.dumps({**needed, "compile": True, **options}))
+    assert read_step(path).stated == Statement(parse_layout("dp=8"), compiled=True, **options)
 
 
 # --- fitting -------------------------------------------------------------------------------------------------

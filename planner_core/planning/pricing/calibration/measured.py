@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner_core.core import InputError, is_file, shorten_value, suggest_names
+from planner_core.core import OPTIONS, InputError, is_file, shorten_value, suggest_names
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pricing.statement import Statement
+from planner_core.planning.pricing.statement import STATED_OPTIONS, Statement
 
 MAX_BYTES = 20_000_000
 COLLECTIVE_BY_PROGRAM = {
@@ -200,12 +200,13 @@ def read_step(path: str | Path) -> MeasuredStep:
         raise InputError(f"{where} is not JSON ({str(error)[:80]}); give an object such as {EXAMPLE_STEP}") from None
     if not isinstance(data, dict):
         raise InputError(f"{where} is {shorten_value(data)}, but must be an object such as {EXAMPLE_STEP}")
-    for name in ("model", "cluster", "layout", "tokens_per_s_per_gpu"):
+    for name in REQUIRED:
         if name not in data:
             raise InputError(f"{where}: {name} is missing; give an object such as {EXAMPLE_STEP}")
+    fields = (*REQUIRED, *STEP_OPTIONS)
     for name in data:
-        if name not in FIELDS:
-            raise InputError(f"{where}: {shorten_value(name)} is not a field; {suggest_names(name, FIELDS)}")
+        if name not in fields:
+            raise InputError(f"{where}: {shorten_value(name)} is not a field; {suggest_names(name, fields)}")
     speed = data["tokens_per_s_per_gpu"]
     if isinstance(speed, bool) or not isinstance(speed, int | float) or not 0 < speed < math.inf:
         raise InputError(f"{where}: tokens_per_s_per_gpu is {shorten_value(speed)}, but must be a positive number")
@@ -217,28 +218,23 @@ EXAMPLE_STEP = (
     '{"model": "llama-3-8b", "cluster": "1x8-h100", "layout": "fsdp=8", "micro_batch": 1, "seq": 8192, '
     '"tokens_per_s_per_gpu": 5762}'
 )
-INT_FIELDS, WORD_FIELDS, FLAG_FIELDS = (
-    ("micro_batch", "accumulate", "seq", "layers"),
-    ("dtype", "optimizer", "recompute", "precision"),
-    ("compile",),
-)
-FIELDS = ("model", "cluster", "layout", "tokens_per_s_per_gpu", *INT_FIELDS, *WORD_FIELDS, *FLAG_FIELDS)
+REQUIRED = ("model", "cluster", "layout", "tokens_per_s_per_gpu")
+STEP_OPTIONS = {"compile" if name == "compiled" else name: OPTIONS[name] for name in STATED_OPTIONS if name != "layout"}
+"""The options of `price`, by the names that a file of a step and `price --json` have for them."""
+KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
 
 
 def _parse_options(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    for names, kind, what in (
-        (INT_FIELDS, int, "a whole number"),
-        (WORD_FIELDS, str, "a word"),
-        (FLAG_FIELDS, bool, "true or false"),
-    ):
-        for name in names:
-            value = data.get(name)
-            if value is None:
-                continue
-            if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-                raise InputError(f"{where}: {name} is {shorten_value(value)}, but must be {what}")
-            options["compiled" if name == "compile" else name] = value
+    for name, option in STEP_OPTIONS.items():
+        value = data.get(name)
+        if value is None:
+            continue
+        kinds = (int, float) if option.kind is float else option.kind
+        # A bool is an int to Python.
+        if not isinstance(value, kinds) or isinstance(value, bool) != (option.kind is bool):
+            raise InputError(f"{where}: {name} is {shorten_value(value)}, but must be {KINDS[option.kind]}")
+        options[option.name] = value
     return options
 
 
