@@ -28,7 +28,7 @@ MAX_FAULTS = 100
 MIN_ALIKE = 0.5
 """One name may be meant by another with this share of letters alike, as "seq" by "sequence"; "nf4" is not meant by "config"."""
 MAX_LISTED_NAMES = 12
-"""A sentence lists at most this many names."""
+"""A sentence lists at most this many names, where it does not say another number."""
 
 
 def first_schema_fault(
@@ -151,7 +151,7 @@ def suggest_names(text: str, names: Sequence[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"there are {list_names(names)}"
 
 
-def list_names(names: Sequence[str]) -> str:
-    """Names as text for a sentence, at most MAX_LISTED_NAMES of them."""
-    more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
-    return ", ".join(names[:MAX_LISTED_NAMES]) + more
+def list_names(names: Sequence[str], most: int = MAX_LISTED_NAMES) -> str:
+    """Return names as text for a sentence, at most `most` of them. Example: "a, b, c and 2 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

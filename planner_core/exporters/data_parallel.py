@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from planner_core.core import BlockLabel, ParamPlan, Plan, Sentence, Shard, glob_name, named
+from planner_core.core import BlockLabel, ParamPlan, Plan, Sentence, Shard, glob_name, list_names, named
 from planner_core.cost import block_of, micro_batch, zero_stage
 from planner_core.exporters.configs.common import gathering_remarks, gradient_dtype, stated_run, stated_tokens
 from planner_core.exporters.remarks import FILE, PRICE_FILE, Remark, RemarkKind, name_file
@@ -18,6 +18,8 @@ from planner_core.planning.methods import CannotHold, Layout, recompute_by_hand
 NEGLIGIBLE = 1e-3
 """Weights of a smaller share of a model's elements, such as its norms, change neither memory nor traffic by a digit that is shown."""
 
+MOST_WEIGHTS = 3
+"""A remark names so many weights."""
 WrittenText = tuple[str, tuple[str, ...], None]
 
 
@@ -103,19 +105,14 @@ def _list_differences(plan: Plan, stored: list[int], stage: int) -> list[str]:
     differences = []
     if whole:
         parts = {1: "optimizer states are ", 2: "gradients and optimizer states are "}.get(stage, "")
+        names = list_names(sorted({n for _, n in whole}), MOST_WEIGHTS)
         consequence = "; less memory, more traffic" if _share_of_weights(plan, whole) >= NEGLIGIBLE else ""
         differences.append(
-            f"{list_few(n for _, n in whole)}: {parts}whole in the plan, sharded here with those of the other weights{consequence}"
+            f"{names}: {parts}whole in the plan, sharded here with those of the other weights{consequence}"
         )
     if any(b.kept for b in plan.blocks.values()):
         differences.append("some results are kept in the plan, and none here: less memory, more compute")
     return differences
-
-
-def list_few(names: Iterable[str]) -> str:
-    """Return up to three names, and how many more there are. Example: "a, b, c and 2 more"."""
-    every = sorted(set(names))
-    return ", ".join(every[:3]) + (f" and {len(every) - 3} more" if len(every) > 3 else "")
 
 
 def _share_of_weights(plan: Plan, names: Collection[tuple[BlockLabel | str, str]]) -> float:

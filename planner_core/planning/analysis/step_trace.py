@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from planner_core.core import BlockLabel, Graph, Op, Plan, refuse_stages
+from planner_core.core import BlockLabel, Graph, Op, Plan, list_names, refuse_stages
 from planner_core.cost import (
     BucketStage,
     Message,
@@ -168,8 +168,7 @@ class _StepWords:
         if len(names) == 1:
             return f"{sent.kind} of {ONE_MOVED[sent.moved]}{names[0]}", size
         named = list(dict.fromkeys(names))
-        more = f" and {len(named) - MOST_NAMES} more" if len(named) > MOST_NAMES else ""
-        return f"{sent.kind} of {len(names)} {sent.moved.value}", f"{size}: {', '.join(named[:MOST_NAMES])}{more}"
+        return f"{sent.kind} of {len(names)} {sent.moved.value}", f"{size}: {list_names(named, MOST_NAMES)}"
 
     def _describe_size(self, sent: Message | BucketStage) -> str:
         mesh = self.plan.mesh

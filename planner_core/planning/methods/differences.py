@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from planner_core.core import InputError, named_form
+from planner_core.core import InputError, list_names, named_form
 
-SHOWN = 6
+MOST_MODULES = 6
 WHOLE_PLANS = named_form("torchrun")
 """The form that holds every plan, for a sentence."""
 
@@ -55,10 +55,8 @@ class CannotHold(InputError):
 
 
 def describe_modules(names: Iterable[str]) -> str:
-    """Names for people: numbers as `*`, doubles once, a few of many."""
-    patterns = list(dict.fromkeys(star_numbers(n) for n in names))
-    more = f" and {len(patterns) - SHOWN} more" if len(patterns) > SHOWN else ""
-    return ", ".join(patterns[:SHOWN]) + more
+    """Return names for people: numbers as `*`, doubles once, a few of many."""
+    return list_names(list(dict.fromkeys(map(star_numbers, names))), MOST_MODULES)
 
 
 def star_numbers(name: str) -> str:

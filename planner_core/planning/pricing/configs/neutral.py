@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from planner_core.core import Sentence, named, shorten_value
+from planner_core.core import Sentence, list_names, named, shorten_value
 
+MOST_FIELDS = 4
+"""A refusal names so many fields."""
 RISKY_WORDS = ("parallel", "shard", "replicate", "size", "offload", "stage", "seq", "checkpoint")
 DEGREE_WORDS = ("parallel", "shard", "replicate", "size", "stage")
 """Words in the names of degrees. A degree of 1 asks for nothing, nor does -1, which means all remaining ranks."""
@@ -68,9 +70,6 @@ def option_for(name: str) -> Sentence:
 def refusal_text(where: str, tool: str, risky: Iterable[tuple[str, Any]]) -> Sentence:
     """Return the sentence that refuses a file for these fields, with their values."""
     fields = list(risky)
-    shown = ", ".join(f"{name} {shorten_value(value)}" for name, value in fields[:4])
-    more = f" and {len(fields) - 4} more" if len(fields) > 4 else ""
+    shown = list_names([f"{name} {shorten_value(value)}" for name, value in fields], MOST_FIELDS)
     options = Sentence.from_list("; ", dict.fromkeys(option_for(name) for name, _ in fields[:2]))
-    return Sentence(
-        f"{where} ({tool}): {shown}{more} may change the layout or the memory, and cannot be read; ", options
-    )
+    return Sentence(f"{where} ({tool}): {shown} may change the layout or the memory, and cannot be read; ", options)

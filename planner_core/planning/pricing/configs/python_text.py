@@ -15,7 +15,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner_core.core import InputError, named
+from planner_core.core import InputError, list_names, named
 from planner_core.planning.pricing.configs.fields import UnknownValue
 from planner_core.planning.pricing.configs.shell import arithmetic
 
@@ -38,10 +38,9 @@ def read_function(text: str, name: str | None, where: str) -> tuple[dict[str, An
     if name is None and len(public) == 1:
         name = public[0]
     if name not in functions:
-        shown = ", ".join(public[:8]) + (f" and {len(public) - 8} more" if len(public) > 8 else "")
         what = "has several configs" if name is None else f"has no function {name}"
         raise InputError(
-            f"{where} {what}; name one of {shown} as FILE.py:FUNCTION"
+            f"{where} {what}; name one of {list_names(public)} as FILE.py:FUNCTION"
             if public
             else f"{where} has no functions; give a config"
         )
