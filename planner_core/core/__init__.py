@@ -3,9 +3,8 @@ project."""
 
 from planner_core.core.cluster.cluster import Cluster, Level, cluster_names, load_cluster, split_size
 from planner_core.core.cluster.constants import Timing, load_timing
-from planner_core.core.cluster.gpu import Gpu, gpu_names, load_gpu
+from planner_core.core.cluster.gpu import Gpu, gpu_names, load_gpu, slow_dtype_notes
 from planner_core.core.cluster.kernels import Collectives
-from planner_core.core.cluster.numbers import slow_dtype_notes
 from planner_core.core.errors import (
     CaptureError,
     InputError,

@@ -12,11 +12,8 @@ from planner_core.core.cluster.kernels import (
     Collectives,
     HostLink,
     Products,
-    attentions_from_json,
-    collectives_from_json,
-    host_link_from_json,
+    kernels_from_json,
     kernels_json,
-    products_from_json,
 )
 from planner_core.core.errors import InputError
 from planner_core.core.files import ASSETS
@@ -24,6 +21,7 @@ from planner_core.core.forms import shorten_value, suggest_names
 
 ANY_PRODUCTS = Products()
 ANY_ATTENTION = Attentions()
+HALF_DTYPES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +131,17 @@ def gpu_from_json(data: Any, where: str) -> Gpu:
         memory_bytes_per_s=float(data["memory_bytes_per_s"]),
         memory_efficiency=float(data.get("memory_efficiency", 1.0)),
         launch_s=float(data.get("launch_s", 4e-6)),
-        products=products_from_json(data.get("products", {})),
-        attention=attentions_from_json(data.get("attention", {})),
-        collectives=collectives_from_json(data.get("collectives")),
-        host=host_link_from_json(data.get("host")),
+        **kernels_from_json(data),
+    )
+
+
+def slow_dtype_notes(gpu: Gpu, dtype: str) -> tuple[str, ...]:
+    """Return a sentence if products in a 16-bit `dtype` are slower on `gpu` than in the other one; none if they are not."""
+    better = gpu.training_dtype
+    if dtype not in HALF_DTYPES or gpu.flops_per_s(dtype) >= gpu.flops_per_s(better):
+        return ()
+    peaks = dict(gpu.peak_flops)
+    slow, fast = (peaks.get(name, min(peaks.values())) / 1e12 for name in (dtype, better))
+    return (
+        f"{gpu.name} has no tensor cores for {dtype}: its products are priced at a peak of {slow:g} TFLOP/s; in {better} it is {fast:g}",
     )

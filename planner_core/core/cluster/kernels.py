@@ -7,7 +7,7 @@ takes latency plus bytes over bandwidth.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -90,25 +90,21 @@ class HostLink:
         return self.efficiency * self.bytes_per_s
 
 
-def products_from_json(data: Mapping[str, Any]) -> Products:
-    """Return the constants of matrix products of a GPU's file, whose form the schema has checked."""
-    return Products(**_read_constants(data))
+_GROUPS: Mapping[str, Callable[..., Any]] = {
+    "products": Products,
+    "attention": Attentions,
+    "collectives": Collectives,
+    "host": HostLink,
+}
 
 
-def attentions_from_json(data: Mapping[str, Any]) -> Attentions:
-    """Return the rates of attention kernels of a GPU's file, whose form the schema has checked."""
-    rates = tuple(AttentionRate(name, **_read_constants(rate)) for name, rate in data.get("rates", {}).items())
-    return Attentions(**{**_read_constants(data), "rates": rates})
-
-
-def collectives_from_json(data: Mapping[str, Any] | None) -> Collectives | None:
-    """Return the constants of collectives of a GPU's file, whose form the schema has checked."""
-    return Collectives(**_read_constants(data)) if data is not None else None
-
-
-def host_link_from_json(data: Mapping[str, Any] | None) -> HostLink | None:
-    """Return the link to the host of a GPU's file, whose form the schema has checked."""
-    return HostLink(**_read_constants(data)) if data is not None else None
+def kernels_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the groups of constants that a GPU's file has, by the field of `Gpu`. The schema has checked their form."""
+    groups = {name: _read_constants(data[name]) for name in _GROUPS if data.get(name) is not None}
+    if "attention" in groups:
+        rates = groups["attention"].get("rates", {}).items()
+        groups["attention"]["rates"] = tuple(AttentionRate(name, **_read_constants(rate)) for name, rate in rates)
+    return {name: _GROUPS[name](**constants) for name, constants in groups.items()}
 
 
 def kernels_json(
