@@ -25,10 +25,10 @@ TABLE = ROOT / "docs" / "HF_TP_PLANS.md"
 
 
 def main() -> None:
-    from planner_core.planning.methods import _load_vendor_plans
+    from planner_core.planning.methods import load_vendor_plans
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--types", nargs="*", default=list(_load_vendor_plans()))
+    parser.add_argument("--types", nargs="*", default=list(load_vendor_plans()))
     add_before(parser)
     args = parser.parse_args()
     warm()

@@ -18,7 +18,6 @@ from planner_core.planning.methods import (
     Difference,
     TensorParallelGroup,
     TpLayout,
-    merge_equal_layers,
     star_numbers,
 )
 
@@ -182,9 +181,10 @@ def _drop_conflicting_ties(layout: TpLayout, tied: tuple[tuple[str, ...], ...]) 
 
 def styles_by_pattern(plan: Plan, layout: TpLayout) -> dict[str, str]:
     """Return the styles by pattern of names. Raises InputError if layers of one pattern run differently."""
-    styles = merge_equal_layers(layout.styles)
-    if styles is None:
-        raise CannotHold(
-            f'the layers of the plan "{plan.name}" run differently from one another, which this form cannot express'
-        )
+    styles: dict[str, str] = {}
+    for name, style in layout.styles.items():
+        if styles.setdefault(star_numbers(name), style) != style:
+            raise CannotHold(
+                f'the layers of the plan "{plan.name}" run differently from one another, which this form cannot express'
+            )
     return styles

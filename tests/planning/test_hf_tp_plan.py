@@ -13,20 +13,20 @@ from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.write import collect_tp_plans
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.planning.fitting.baselines import plan_baselines
-from planner_core.planning.methods.hf_tp_plan import _load_vendor_plans, split_dim, vendor_plan, vendor_rules
+from planner_core.planning.methods.hf_tp_plan import load_vendor_plans, split_dim, vendor_plan, vendor_rules
 from planner_core.planning.methods.registry import BASELINES
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
 from planner_core.search.lagrangian import search_within_budget
 from planner_core.search.network.folded import Restriction
 
-LLAMA = _load_vendor_plans()["llama"]
+LLAMA = load_vendor_plans()["llama"]
 SAMPLE = {"llama": 8, "qwen3": 8, "gemma2": 4, "mixtral": 8, "olmo2": 8, "cohere": 8, "phi": 8}
 
 
 @pytest.mark.slow
 def test_the_table_is_what_transformers_says() -> None:
-    assert _load_vendor_plans() == collect_tp_plans()
+    assert load_vendor_plans() == collect_tp_plans()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_dim_that_a_style_splits(name: str, ndim: int, dim: int | None) -> N
 
 
 def test_experts_are_split_inside() -> None:
-    plan = _load_vendor_plans()["mixtral"]
+    plan = load_vendor_plans()["mixtral"]
     assert split_dim("model.layers.0.mlp.experts.gate_up_proj", 3, plan) == 1
     assert split_dim("model.layers.0.mlp.experts.down_proj", 3, plan) == 2
 
@@ -63,7 +63,7 @@ def test_text_half_of_a_composite_config() -> None:
             "text_config": {"model_type": "llama"},
         }
     )
-    assert both == {**LLAMA, **_load_vendor_plans()["llama4"]}, (
+    assert both == {**LLAMA, **load_vendor_plans()["llama4"]}, (
         "the plan of the whole and that of its text, not its vision's"
     )
 

@@ -9,7 +9,7 @@ from planner_core.planning.methods.differences import (
     describe_modules,
     star_numbers,
 )
-from planner_core.planning.methods.hf_tp_plan import VendorRules, _load_vendor_plans, vendor_rules
+from planner_core.planning.methods.hf_tp_plan import VendorRules, load_vendor_plans, vendor_rules
 from planner_core.planning.methods.layout import (
     CP_TYPES,
     EXAMPLE,
@@ -80,7 +80,6 @@ from planner_core.planning.methods.tp_layout import (
     TensorParallelGroup,
     TpLayout,
     drop_summed,
-    merge_equal_layers,
     parallel_degrees,
     recompute_by_hand,
     split_site,

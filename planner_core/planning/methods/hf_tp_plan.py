@@ -34,7 +34,7 @@ FROM_LAST = {
 
 
 @cache
-def _load_vendor_plans() -> Mapping[str, Mapping[str, str]]:
+def load_vendor_plans() -> Mapping[str, Mapping[str, str]]:
     """Pattern to style, by model type."""
     plans: dict[str, dict[str, str]] = json.loads(TABLE.read_text(encoding="utf-8"))
     return plans
@@ -44,7 +44,7 @@ def vendor_plan(config: Mapping[str, Any]) -> Mapping[str, str] | None:
     """Return the plan that ships with a model's config. For a composite model it includes the plan of its text model."""
     halves = [config.get("text_config"), *config.values()]
     plans = [
-        _load_vendor_plans().get(str(part.get("model_type"))) for part in (*halves, config) if isinstance(part, Mapping)
+        load_vendor_plans().get(str(part.get("model_type"))) for part in (*halves, config) if isinstance(part, Mapping)
     ]
     text, composite = next(filter(None, plans[:-1]), {}), plans[-1] or {}
     # The composite's own patterns come last, so they win over those of its text model.
@@ -70,15 +70,13 @@ def style_of(name: str, plan: Mapping[str, str]) -> str:
 
 def split_dim(name: str, ndim: int, plan: Mapping[str, str]) -> int | None:
     """Return the dim along which `plan` shards the parameter with this full name; None: it is Replicate."""
-    module, _, last = name.rpartition(".")
-    for pattern, style in plan.items():
-        for path in (name, module):
-            if style in FROM_LAST and re.search(rf"(^|\.){_pattern_regex(pattern)}$", path):
-                # A colwise layer's bias has its output features. A rowwise layer's is added to the sum, so it is whole.
-                if last == "bias" and ndim == 1:
-                    return 0 if FROM_LAST[style] == 2 else None
-                return max(ndim - FROM_LAST[style], 0)
-    return None
+    style = style_of(name, plan)
+    if not style:
+        return None
+    # A colwise layer's bias has its output features. A rowwise layer's is added to the sum, so it is whole.
+    if name.rpartition(".")[2] == "bias" and ndim == 1:
+        return 0 if FROM_LAST[style] == 2 else None
+    return max(ndim - FROM_LAST[style], 0)
 
 
 @cache

@@ -234,15 +234,6 @@ def recompute_by_hand(plan: Plan) -> list[str]:
     return [remark] if _recompute_of_tools(plan) == "full" else []
 
 
-def merge_equal_layers(styles: dict[str, str]) -> dict[str, str] | None:
-    """One rule for all layers that run alike; None where layers of one pattern differ."""
-    rules: dict[str, str] = {}
-    for name, style in styles.items():
-        if rules.setdefault(star_numbers(name), style) != style:
-            return None
-    return rules
-
-
 # --- which axis -------------------------------------------------------------------------------------------------------
 
 
