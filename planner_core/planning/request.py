@@ -12,7 +12,6 @@ from typing import Any
 from planner_core.core import (
     DEFAULT_PRECISION,
     OPTIONS,
-    SOFTWARE,
     ZERO,
     Cluster,
     InputError,
@@ -136,7 +135,7 @@ class Request(Software):
             chunks=self.chunks,
             expert_imbalance=self.expert_imbalance,
             offload=self.offload,
-            **{name: getattr(self, name) for name in SOFTWARE},
+            **self.stated_software(),
         )
 
 

@@ -89,6 +89,10 @@ class Software:
         stated = {name: value for name in _OVERRIDES if (value := getattr(self, name)) is not None}
         return replace(stack, **stated) if stated else stack
 
+    def stated_software(self) -> dict[str, Any]:
+        """Return what is stated, by name."""
+        return {name: getattr(self, name) for name in SOFTWARE}
+
     def check_software(self) -> None:
         """Raise InputError for a value that does not exist."""
         self.resolved()

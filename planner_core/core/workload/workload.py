@@ -84,8 +84,7 @@ class Workload(Software):
             named("offload"),
             "); the rate at which they come is assumed, not measured",
         )
-        notes = [uneven] * (self.expert_imbalance != 1) + [moved] * self.offload
-        return tuple(map(Sentence, notes))
+        return (*[uneven] * (self.expert_imbalance != 1), *[moved] * self.offload)
 
     @property
     def graph_batch(self) -> int:

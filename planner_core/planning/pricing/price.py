@@ -14,14 +14,12 @@ from typing import Any
 
 from planner_core.core import (
     PUBLISHED_STACKS,
-    SOFTWARE,
     Cluster,
     Graph,
     InputError,
     Note,
     Plan,
     Sentence,
-    Software,
     divisors,
     memory_amount,
     named,
@@ -195,7 +193,7 @@ class Pricer:
         )
         graph = self._pad_vocabulary(self._add_adapters(self._load_graph(request), stated, request), stated, request)
         stated = with_published_stack(stated, graph)
-        request = replace(request, **software_settings(stated))
+        request = replace(request, **stated.stated_software())
         workload = stated.workload(graph.workload["seq"], request.dtype or DTYPE_OF_INPUTS)
         key = (
             stated.graph_batch,
@@ -296,7 +294,7 @@ class Pricer:
             precision=stated.precision,
             expert_imbalance=stated.expert_imbalance,
             offload=stated.offload,
-            **software_settings(bucketed.workload),
+            **bucketed.workload.stated_software(),
         )
         # A graph of example inputs holds one micro-batch; a step may have several, but none of another size.
         request = replace(request, accumulate=stated.accumulate) if self.has_inputs else request
@@ -334,11 +332,6 @@ def with_published_stack(stated: Statement, graph: Graph) -> Statement:
     """Return the statement with a stack if it has none: the stack of the architecture's published runs, where those ran older software."""
     stack = PUBLISHED_STACKS.get(str(graph.config.get("model_type"))) if stated.stack is None else None
     return stated.but(stack=stack) if stack else stated
-
-
-def software_settings(stated: Software) -> dict[str, Any]:
-    """Return the software settings of a statement or a workload, by name."""
-    return {name: getattr(stated, name) for name in SOFTWARE}
 
 
 def check_statement(stated: Statement, cluster: Cluster) -> None:
