@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from planner_core.core.errors import InputError
@@ -17,25 +18,23 @@ installed wheel it is inside `planner_core`."""
 
 def is_file(name: str | Path) -> bool:
     """Return whether `name` is a regular file. A pipe or a device, which may never end, is not; nor is a name that is too long."""
-    try:
-        # A name may be too long for the file system, or hold a zero byte: then `stat` raises.
-        return Path(name).is_file()
-    except (OSError, ValueError):
-        return False
+    return _ask_system(Path.is_file, name)
 
 
 def is_folder(name: str | Path) -> bool:
     """Return whether a folder is there."""
-    try:
-        return Path(name).is_dir()
-    except (OSError, ValueError):
-        return False
+    return _ask_system(Path.is_dir, name)
 
 
 def path_exists(name: str | Path) -> bool:
     """Return whether anything is there."""
+    return _ask_system(Path.exists, name)
+
+
+def _ask_system(question: Callable[[Path], bool], name: str | Path) -> bool:
     try:
-        return Path(name).exists()
+        return question(Path(name))
+    # A name may be too long for the file system, or hold a zero byte.
     except (OSError, ValueError):
         return False
 

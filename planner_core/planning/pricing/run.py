@@ -21,7 +21,6 @@ from planner_core.core import (
 from planner_core.planning.fitting.host_waits import note_unknown_host
 from planner_core.planning.fitting.shortage import describe_memory
 from planner_core.planning.methods import (
-    CP_TYPES,
     Layout,
     note_recompute,
     note_schedule,
@@ -32,7 +31,7 @@ from planner_core.planning.pricing.price import Pricer, check_statement, limitin
 from planner_core.planning.pricing.software import describe_software
 from planner_core.planning.pricing.speed import Speed
 from planner_core.planning.pricing.statement import Statement
-from planner_core.planning.pricing.suggest import Suggestion, find_suggestions
+from planner_core.planning.pricing.suggest import Suggestion, find_suggestions, other_cp_types
 from planner_core.planning.request import rare_collections
 
 BEST = "best"
@@ -196,9 +195,7 @@ def _nearby_statements(stated: Statement) -> Iterator[tuple[str, Statement]]:
     if micro > 1:
         accumulate = micro * stated.accumulate
         yield f"micro-batch 1, {accumulate} of them", stated.but(micro_batch=1, accumulate=accumulate)
-    for kind in CP_TYPES if layout.cp > 1 else ():
-        if kind != layout.cp_type:
-            yield f"cp_type={kind}", stated.but(layout=replace(layout, cp_type=kind))
+    yield from other_cp_types(stated)
     if layout.sp:
         yield "the same without sp", stated.but(layout=replace(layout, sp=False))
     for other in _smaller_layouts(layout):

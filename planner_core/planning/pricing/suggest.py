@@ -86,12 +86,18 @@ def list_changes(stated: Statement, node: int, kernels: Collection[str]) -> Iter
         yield "updated weights in buckets, as Megatron-LM and DeepSpeed send them", stated.but(rank_by_rank=False)
 
 
-def _context_changes(stated: Statement, node: int) -> Iterator[tuple[str, Statement]]:
-    """Another kind of context parallelism; for long samples, context ranks within a node in place of data-parallel ranks."""
+def other_cp_types(stated: Statement) -> Iterator[tuple[str, Statement]]:
+    """Yield the run with each other kind of context parallelism, with its description."""
     layout = stated.layout
     for kind in CP_TYPES if layout.cp > 1 else ():
         if kind != layout.cp_type:
             yield f"cp_type={kind}", stated.but(layout=replace(layout, cp_type=kind))
+
+
+def _context_changes(stated: Statement, node: int) -> Iterator[tuple[str, Statement]]:
+    """Another kind of context parallelism; for long samples, context ranks within a node in place of data-parallel ranks."""
+    layout = stated.layout
+    yield from other_cp_types(stated)
     if layout.cp > 1 or layout.ep > 1 or (stated.seq or 0) < MIN_CONTEXT_TOKENS:
         return
     wide = "fsdp" if layout.fsdp > 1 else "dp"

@@ -240,17 +240,14 @@ class Fields:
         """Return a whole number from `least`. Raises InputError for anything else."""
         value = self._read_value(name, default)
         try:
-            number = int(value)
+            # A launch script gives text, in which "8.0" is not a whole number to any tool; YAML may give 8.0.
+            number = int(value) if isinstance(value, str) else float(value)
         except (TypeError, ValueError):
-            number = least - 1
-        if (
-            isinstance(value, bool)
-            or number < least
-            or number > MAX_COUNT
-            or number != (float(value) if number >= least else number)
-        ):
+            number = math.nan
+        # A bool is a number to Python. What is not a number fails the first comparison.
+        if isinstance(value, bool) or not least <= number <= MAX_COUNT or number != int(number):
             raise self.wrong_value(name, value, f"a whole number from {least}")
-        return number
+        return int(number)
 
     def read_optional_int(self, name: str) -> int | None:
         """Return a positive whole number, or None if the field has no value."""
