@@ -13,6 +13,7 @@ from explorer.session import current_setup, less_memory, pipeline_plan, proof, s
 from explorer.text import units
 from planner_core.core import Note, NoteKind, Plan
 from planner_core.planning import Result, plan_ids, replicated_gpus
+from planner_core.planning.analysis import list_notes
 from planner_core.search.network import find_runs
 
 WIDTH, HEIGHT = 470, 660  # pixels of the graph
@@ -106,7 +107,7 @@ def show_uneven_batch(result: Result) -> None:
 def notes_of(result: Result) -> list[Note]:
     """Return what a reader has to know beside the numbers, without what the banner, the sentence at the top and the remedies say."""
     said = (NoteKind.UNEVEN_BATCH, NoteKind.REPEATED_WORK, NoteKind.DEFAULT_BATCH, NoteKind.SHORTAGE)
-    notes = dict.fromkeys((*result.notes, *map(Note, result.graph.assumptions)))
+    notes = dict.fromkeys((*list_notes(result), *map(Note, result.graph.assumptions)))
     return [note for note in notes if note.kind not in said]
 
 

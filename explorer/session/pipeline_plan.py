@@ -35,7 +35,9 @@ def is_pending() -> bool:
     known = state.known_result(request)
     exported = request.model.startswith(settings.EXPORTED_PREFIX)
     searched = known is not None and "stages" in known.reasons
-    return not exported and not searched and may_use_stages(request, load_cluster(request.cluster))
+    # A tool without stages is compared with the best plan of all, which may have some.
+    free = replace(request, tool=None)
+    return not exported and not searched and may_use_stages(free, load_cluster(request.cluster))
 
 
 def search(request: Request, progress: Progress) -> None:

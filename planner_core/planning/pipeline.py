@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from planner_core.core import (
@@ -33,11 +33,10 @@ from planner_core.planning.fitting.baselines import (
     plan_baselines,
     plan_stated_layout,
 )
-from planner_core.planning.fitting.for_tool import choose_for_tool
+from planner_core.planning.fitting.for_tool import FreeBest, choose_for_tool
 from planner_core.planning.fitting.front import (
     leave_out_beaten,
     name_trade_offs,
-    note_beaten_corners,
     plan_trade_offs,
 )
 from planner_core.planning.fitting.host_waits import (
@@ -63,18 +62,26 @@ from planner_core.planning.fitting.shortage import (
 )
 from planner_core.planning.fitting.simpler import prefer_simpler
 from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
-from planner_core.planning.methods import BASELINES, METHODS, OWN_WORKLOAD, Method, note_schedule, parse_layout
+from planner_core.planning.methods import (
+    BASELINES,
+    METHODS,
+    OWN_WORKLOAD,
+    Method,
+    note_recompute,
+    note_schedule,
+    parse_layout,
+)
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import THOROUGH, Progress, Request, note_default_sizes, rare_collections
-from planner_core.planning.result import Result
+from planner_core.planning.result import STAGES, Result, append_staged
 from planner_core.planning.stages import (
     StagedPlan,
+    add_free_stages,
     find_first_staged_plan,
     find_staged_plans,
     find_stages_in_budget,
     may_use_stages,
 )
-from planner_core.planning.stages.answer import limit_gap_to_one_stage
 from planner_core.search import TIE
 
 
@@ -87,8 +94,9 @@ class Draft:
     planner: Planner
     chosen: Plan
     say: Progress
+    free: FreeBest | None = None
+    """The best plan that no tool bounds, if the request names one that does."""
     notes: tuple[Note, ...] = ()
-    """Behind the first plan: what a tool's settings cost, if the request names one."""
     leading: tuple[Plan, ...] = ()
     usual: tuple[Plan, ...] = ()
     trade_offs: tuple[Plan, ...] = ()
@@ -110,8 +118,8 @@ class Draft:
         return keep_micro_batch_size(self.request, self.usual)
 
 
-FIRST_STAGES, STAGES = "first stages", "stages"
-"""The passes that search stages, for a first answer and to the end, in `Result.reasons`."""
+FIRST_STAGES = "first stages"
+"""The pass that searches stages for a first answer, in `Result.reasons`; `STAGES` searches them to the end."""
 FIRST_FEWER_GPUS, FEWER_GPUS = "first fewer GPUs", "fewer GPUs"
 """The passes that search a part of the cluster, in the same way."""
 Pass = Callable[[Draft], tuple[Draft, str]]
@@ -130,7 +138,7 @@ def choose_step(
 
     Raises PlannerError, and NoPlanFits if no plan fits the memory budget that the user gave.
     """
-    notes: tuple[Note, ...] = ()
+    free: FreeBest | None = None
     try:
         if request.micro_batch is not None:
             planner, chosen = choose_for_micro_batch_size(request, graph, say)
@@ -138,7 +146,7 @@ def choose_step(
         elif request.bounding_tool is None:
             planner, chosen = choose_micro_batches(request, graph, say, like=like, show_first=show_first)
         else:
-            planner, chosen, notes = choose_for_tool(request, graph, say)
+            planner, chosen, free = choose_for_tool(request, graph, say)
             show_first(planner, chosen)
         if request.bounding_tool is None:
             planner, chosen = choose_shortest_step(request, graph, planner, chosen, say)
@@ -146,7 +154,7 @@ def choose_step(
         raise error.with_memory() from None
     # What fills the memory is found by a walk through every layer: for the plan that is shown, not for each that was tried.
     chosen = replace(chosen, notes=(*chosen.notes, *note_memory(chosen, planner)))
-    return Draft(request, graph, planner, chosen, say, notes)
+    return Draft(request, graph, planner, chosen, say, free)
 
 
 def close_gap(draft: Draft) -> tuple[Draft, str]:
@@ -259,6 +267,7 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
     chosen_notes = note_repeated_work(chosen, f"in {name_in_notes(chosen)} ") if chosen.fits else chosen.notes
     layout = planner.request.layout
     sentences = (
+        *note_recompute(draft.request.recompute, draft.request.tool),
         *(note_host_wait(chosen) if chosen.fits else ()),
         *note_whole_batch(chosen, planner.graph),
         *note_uncounted_memory(chosen, planner.graph),
@@ -283,7 +292,7 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
     seq = asked.seq is None and not isinstance(draft.source, Graph) and not brings_inputs(asked.model)
     first = (*first, *note_default_sizes(planner.workload, planner.cluster.num_gpus, batch=batch, seq=seq))
     unknown_host = note_unknown_host(chosen, planner.graph) if chosen.fits else ()
-    notes = (*first, *draft.notes, *chosen_notes, *unknown_host, *map(Note, sentences))
+    notes = (*first, *chosen_notes, *unknown_host, *map(Note, sentences))
     # No later pass reads what was built for the search, which takes most of the memory.
     return replace(draft, notes=notes, planner=planner.changed()), f"{len(notes)} notes"
 
@@ -315,7 +324,9 @@ def add_first_stages(draft: Draft) -> tuple[Draft, str]:
 
 
 def search_stages(draft: Draft) -> tuple[Draft, str]:
-    """Search the best plan with pipeline stages, where stages may win and the request leaves them open."""
+    """Search the best plan with pipeline stages, where stages may win and the request leaves them open; and without the request's tool."""
+    if draft.free is not None:
+        draft = replace(draft, free=add_free_stages(draft.free, draft.say, draft.source, draft.planner))
     if not may_use_stages(draft.request, draft.planner.cluster, draft.source):
         return draft, "one node, or the request or the model leaves no room for stages"
     asked = draft.request, draft.chosen, draft.usual, draft.say, draft.source, draft.planner
@@ -396,8 +407,9 @@ def plan_model(
         notes=draft.notes,
         reasons=draft.reasons,
         planners=draft.planners,
+        free=draft.free,
     )
-    return _append_staged(
+    return append_staged(
         _describe_method(result, METHODS[request.method]), ((one.plan, one.planner) for one in draft.staged)
     )
 
@@ -420,33 +432,6 @@ def _choose_stages_alone(request: Request, error: NoPlanFits, graph: GraphSource
     return Draft(request, graph, planner, error.nearest, say, reasons={STAGES: reason}, staged=staged)
 
 
-def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Result:
-    """Return the result with plans with stages as its last ones, in place of those before, and with the planners of their numbers of
-    micro-batches."""
-    added = tuple(staged)
-    plans = [plan for plan in result.plans if plan.role not in STAGED_ROLES]
-    if result.staged is None and any(plan.fits for plan, _ in added):
-        # "at most 15 % above the best there is" would be untrue beside a plan of a quarter of its step.
-        # Nor does "does not fit" hold of an answer that fits: it stands with the plan of one stage, whose note it is.
-        unfit_notes = result.searched.notes if not result.searched.fits else ()
-        result = replace(result, notes=tuple(note for note in result.notes if note not in unfit_notes))
-        plans = [limit_gap_to_one_stage(plan) for plan in plans]
-    if STAGES in result.reasons:
-        # The corners that are left keep their numbers: somebody may look at one already, and the page's command picks it by its name.
-        corners = [plan for plan in plans if plan.role is PlanRole.TRADE_OFF]
-        unbeaten = leave_out_beaten(corners, [plan for plan, _ in added])
-        gone = [plan.name for plan in corners if plan not in unbeaten]
-        result = replace(result, notes=(*result.notes, *note_beaten_corners(gone)))
-        plans = [plan for plan in plans if plan not in corners or plan in unbeaten]
-    result = replace(result, plans=tuple(plans))
-    for plan, planner in added:
-        samples = plan.graph_batch
-        sizes = {result.planner.workload.graph_batch, *result.planners}
-        planners = result.planners if samples in sizes else {**result.planners, samples: planner.changed()}
-        result = replace(result, plans=(*result.plans, plan), planners=planners)
-    return result
-
-
 @rare_collections()
 def add_stages(result: Result, progress: Progress | None = None) -> Result:
     """Run what `FIRST_PASSES` lack, after the answer: the result with the best plan with stages, if that is quicker, and with a note if a
@@ -456,15 +441,22 @@ def add_stages(result: Result, progress: Progress | None = None) -> Result:
     say = progress or (lambda text: None)
     usual = tuple(plan for plan in result.plans if plan.role not in STAGED_ROLES)
     draft = Draft(
-        result.asked, result.source, result.planner.separate(), result.searched, say, result.notes, usual=usual
+        result.asked,
+        result.source,
+        result.planner.separate(),
+        result.searched,
+        say,
+        result.free,
+        result.notes,
+        usual=usual,
     )
     reasons = {name: text for name, text in result.reasons.items() if name != FIRST_STAGES}
     # Not there after `prove`, which runs the whole pass.
     if known := reasons.pop(FIRST_FEWER_GPUS, None):
         draft, reasons[FEWER_GPUS] = add_fewer_gpus(draft) if _is_completed_later(draft) else (draft, known)
     draft, reasons[STAGES] = search_stages(draft)
-    result = replace(result, reasons=reasons, notes=draft.notes)
-    return _append_staged(result, ((one.plan, one.planner) for one in draft.staged))
+    result = replace(result, reasons=reasons, notes=draft.notes, free=draft.free)
+    return append_staged(result, ((one.plan, one.planner) for one in draft.staged))
 
 
 def prove(result: Result, progress: Progress | None = None) -> Result:
@@ -486,6 +478,8 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
     # The searches of stages do not depend on a proof, so what they found stands.
     kept = {name: reason for name, reason in result.reasons.items() if name in (FIRST_STAGES, STAGES)}
     proven = replace(proven, reasons={**proven.reasons, **kept})
+    if result.free is not None and proven.free is not None:
+        proven = replace(proven, free=result.free.or_better(proven.free))
     staged = (p for p in result.plans if p.role in STAGED_ROLES)
     quicker = [p for p in staged if p.cost.step_time_s < proven.searched.cost.step_time_s]
-    return _append_staged(proven, ((plan, result.of_plan(plan).planner) for plan in quicker))
+    return append_staged(proven, ((plan, result.of_plan(plan).planner) for plan in quicker))

@@ -31,10 +31,11 @@ from functools import cached_property
 
 import numpy as np
 
-from planner_core.core import Cluster, DeviceMesh, Graph, Note, Op, Plan, PlanRole, Workload, axis_names
+from planner_core.core import STAGED_ROLES, Cluster, DeviceMesh, Graph, Note, Op, Plan, PlanRole, Workload, axis_names
 from planner_core.cost import Component
 from planner_core.ops import CoarseGraph
-from planner_core.planning.fitting.for_tool import runs_on_stock_tools
+from planner_core.planning.fitting.for_tool import FreeBest, ToolPrice, compare_with_free, runs_on_stock_tools
+from planner_core.planning.fitting.front import leave_out_beaten, note_beaten_corners
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import UnevenBatch, find_uneven_batch
 from planner_core.planning.fitting.simpler import without_simpler
@@ -42,12 +43,14 @@ from planner_core.planning.methods import BASELINES, METHODS, DataAxis, bounding
 from planner_core.planning.planner import Planner
 from planner_core.planning.pricing import Z_NINE_IN_TEN, time_band, time_sigma
 from planner_core.planning.request import Request
-from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
+from planner_core.planning.stages import STAGES_PLAN_NAME, limit_gap_to_one_stage, may_use_stages
 from planner_core.search import make_objective, solve_folded, total_of_copies
 from planner_core.search.candidates import Candidates, score_candidates
 
 MOST_DOUBT = 0.10
 """A plan that is slower by more than this share is called slower, whatever the scatter of its kind."""
+STAGES = "stages"
+"""The pass that searches stages to the end, in `Result.reasons`."""
 RUN_IN_4_BITS = ("data-parallel", "fsdp")
 """The methods whose layouts peft with bitsandbytes runs with frozen weights in 4 bits."""
 
@@ -154,6 +157,8 @@ class Result:
     """By pass: why it chose as it did."""
     planners: Mapping[int, Planner] = field(default_factory=dict)
     """By the samples of a global micro-batch: the planner of each plan with another number of micro-batches than the chosen one."""
+    free: FreeBest | None = None
+    """The best plan that no tool bounds, if the request names one that does."""
 
     def of_plan(self, plan: Plan) -> Result:
         """Return the same result with the request, the graph and the groups of a plan's own number of micro-batches.
@@ -219,6 +224,15 @@ class Result:
         """The plan to run: the simplest of those that tie with the fastest. Where none fits, the one that comes nearest."""
         return next(p for p in self.plans if p.name == self.choice.recommended)
 
+    @property
+    def tool_price(self) -> ToolPrice | None:
+        """What the request's tool costs: the recommended plan beside the best that no tool bounds; None until stages are searched for
+        both."""
+        free = self.free
+        if free is None or (not free.has_stages and may_use_stages(free.request, self.cluster, self.source)):
+            return None
+        return compare_with_free(self.request, self.recommended, free)
+
     @cached_property
     def candidates(self) -> tuple[Candidates, ...]:
         """The candidates of every repeated block, on the tensor axis of the fastest plan; none where no plan fits."""
@@ -233,6 +247,33 @@ class Result:
     def unknown_ops(self) -> tuple[tuple[str, Op], ...]:
         """The operators without a rule, each with the name of its block."""
         return tuple((name, op) for name, block in self.planner.strategies.items() for op in block.unknown)
+
+
+def append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Result:
+    """Return the result with plans with stages as its last ones, in place of those before, and with the planners of their numbers of
+    micro-batches."""
+    added = tuple(staged)
+    plans = [plan for plan in result.plans if plan.role not in STAGED_ROLES]
+    if result.staged is None and any(plan.fits for plan, _ in added):
+        # "at most 15 % above the best there is" would be untrue beside a plan of a quarter of its step.
+        # Nor does "does not fit" hold of an answer that fits: it stands with the plan of one stage, whose note it is.
+        unfit_notes = result.searched.notes if not result.searched.fits else ()
+        result = replace(result, notes=tuple(note for note in result.notes if note not in unfit_notes))
+        plans = [limit_gap_to_one_stage(plan) for plan in plans]
+    if STAGES in result.reasons:
+        # The corners that are left keep their numbers: somebody may look at one already, and the page's command picks it by its name.
+        corners = [plan for plan in plans if plan.role is PlanRole.TRADE_OFF]
+        unbeaten = leave_out_beaten(corners, [plan for plan, _ in added])
+        gone = [plan.name for plan in corners if plan not in unbeaten]
+        result = replace(result, notes=(*result.notes, *note_beaten_corners(gone)))
+        plans = [plan for plan in plans if plan not in corners or plan in unbeaten]
+    result = replace(result, plans=tuple(plans))
+    for plan, planner in added:
+        samples = plan.graph_batch
+        sizes = {result.planner.workload.graph_batch, *result.planners}
+        planners = result.planners if samples in sizes else {**result.planners, samples: planner.changed()}
+        result = replace(result, plans=(*result.plans, plan), planners=planners)
+    return result
 
 
 def plan_ids(plans: Iterable[Plan]) -> dict[str, Plan]:

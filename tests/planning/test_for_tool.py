@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import InputError, NoPlanFits, Note, load_cluster
+from planner_core.core import InputError, NoPlanFits, Note, load_cluster, time_amount
 from planner_core.exporters.api import export_text
 from planner_core.exporters.configs.megatron import write_megatron
 from planner_core.models import load_plan_graph
 from planner_core.planning import Request, plan_model
-from planner_core.planning.analysis import first_plan_text
+from planner_core.planning.analysis import first_plan_text, list_notes
 from planner_core.planning.derived.comparison import compare_methods
 from planner_core.planning.fitting import for_tool
 from planner_core.planning.methods import (
@@ -59,14 +59,14 @@ def test_its_tensor_axis_shards_products(found) -> None:  # type: ignore[no-unty
 
 def test_it_is_not_better_than_the_best_of_all_and_says_by_how_much(found) -> None:  # type: ignore[no-untyped-def]
     tool, result = found
-    (told,) = [n for n in map(str, result.notes) if n.startswith(f"for {tool}: ")]
-    assert "the best plan of one pipeline stage takes" in told
+    (told,) = [n for n in map(str, list_notes(result)) if n.startswith(f"for {tool}: ")]
+    assert f"a step takes {time_amount(result.best.cost.step_time_s)}" in told
     # The tool's own kernels may be quicker than those of the script that runs every plan.
     own = not result.workload.resolved().runs_torch_kernels
-    assert ("on its own kernels" in told) == own == ("such plans on those of PyTorch" in told)
-    assert re.search("(slower than|as fast as) the best of all such plans" if not own else "the best of all such", told)
+    assert ("on its own kernels" in told) == own == ("all plans on PyTorch's kernels" in told)
+    assert re.search("(slower than|as fast as) the best found" if not own else "than the best found of all plans", told)
     assert told.endswith("which the torchrun script runs)")
-    assert "-" not in told.partition("ms a step")[2].partition(" % ")[0]
+    assert "-" not in told.partition(" takes ")[2].partition(" % ")[0]
     assert result.choice.recommended == result.best.name
     assert result.best.fits
     assert Note(f"the best plan of one pipeline stage {describe_tool_space(tool)}") in result.best.notes
@@ -255,7 +255,7 @@ def test_weights_that_stay_whole_after_forward_are_searched() -> None:
 @pytest.mark.parametrize(("stack", "named"), [(None, True), ("megatron", False)])
 def test_the_price_of_another_stack_is_not_called_that_of_the_script(stack: str | None, named: bool) -> None:
     result = plan_model(replace(ASKED, tool="fsdp2", stack=stack, accumulate=1))
-    (told,) = [n for n in map(str, result.notes) if n.startswith("for fsdp2: ")]
+    (told,) = [n for n in map(str, list_notes(result)) if n.startswith("for fsdp2: ")]
     assert (", which the torchrun script runs)" in told) == named
 
 

@@ -27,6 +27,7 @@ from planner_core.planning.fitting import front
 from planner_core.planning.fitting.front import dominates, plan_trade_offs, unseen_corners
 from planner_core.planning.pipeline import add_trade_offs
 from planner_core.planning.planner import Planner
+from planner_core.planning.result import append_staged
 from planner_core.search import least_seconds_within
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
@@ -145,14 +146,12 @@ def test_corners_that_stages_beat_go_and_the_others_keep_their_numbers() -> None
         first, name="stages", role=PlanRole.STAGES, cost=replace(first.cost, step_time_s=first.cost.step_time_s / 2)
     )
     # A search of stages that goes on leaves all corners: its plan may give way to one that beats others.
-    assert [
-        p for p in pipeline._append_staged(found, [(better, found.planner)]).plans if p.role is PlanRole.TRADE_OFF
-    ] == [
+    assert [p for p in append_staged(found, [(better, found.planner)]).plans if p.role is PlanRole.TRADE_OFF] == [
         first,
         *others,
     ]
     searched = replace(found, reasons={**found.reasons, pipeline.STAGES: "stages are quicker"})
-    shown = pipeline._append_staged(searched, [(better, found.planner)])
+    shown = append_staged(searched, [(better, found.planner)])
     beaten = [p for p in (first, *others) if dominates(better, p)]
     assert first in beaten and others
     assert [p.name for p in shown.plans if p.role is PlanRole.TRADE_OFF] == [p.name for p in others if p not in beaten]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from planner_core.core import Cluster, NoteKind, Plan, PlanRole, Sentence, named
+from planner_core.core import Cluster, Note, NoteKind, Plan, PlanRole, Sentence, named, time_amount
 from planner_core.cost import IDLE, axis_roles
-from planner_core.planning.methods import EXACT
+from planner_core.planning.fitting.for_tool import ToolPrice
+from planner_core.planning.methods import EXACT, FREE, tool_term
 from planner_core.planning.pricing import BUBBLE, EXPOSED_COMM, Speed, predict_reserved, split_pipeline_step
 from planner_core.planning.result import Result
 from planner_core.planning.stages import may_use_stages
@@ -39,6 +40,38 @@ def step_proof(plan: Plan) -> str:
 def proven_mark(plan: Plan) -> str:
     """Return what the column `proven` says of a plan."""
     return "a tie" if not plan.optimal and plan.role is PlanRole.SIMPLER else step_proof(plan)
+
+
+def list_notes(result: Result) -> tuple[Note, ...]:
+    """List what a reader has to know beside the numbers: what the request's tool costs, then what the passes noted."""
+    price = result.tool_price and describe_tool_price(result.tool_price)
+    return (*((Note(price),) if price else ()), *result.notes)
+
+
+def describe_tool_price(price: ToolPrice) -> Sentence:
+    """Say how much slower or faster the best plan for a tool is than the best of all; empty where neither fits."""
+    start = Sentence("for ", tool_term(price.tool), ": ")
+    plans = "all plans on PyTorch's kernels" if price.own_kernels else "all plans"
+    if price.free_step_s is None:
+        return Sentence(start, f"the plan fits, where none of {plans} was found to") if price.step_s else Sentence()
+    free = Sentence(time_amount(price.free_step_s), f", which the {FREE} script runs" * price.is_script)
+    if price.step_s is None:
+        return Sentence(start, f"no plan fits, while the best found of {plans} does (", free, ")")
+    more = price.step_s / price.free_step_s - 1
+    difference = f"{100 * abs(more):.1f} % {'slower' if more > 0 else 'faster'} than"
+    if more >= 1:
+        difference = f"{1 + more:.1f} times as long as"
+    elif abs(more) < SHOWN_DIFFERENCE:
+        difference = "as fast as"
+    return Sentence(
+        start,
+        "a step takes ",
+        time_amount(price.step_s),
+        f" with gradients in {price.gradients}" if price.gradients else "",
+        f"{' on its own kernels' * price.own_kernels}, {difference} the best found of {plans} (",
+        free,
+        ")",
+    )
 
 
 def describe_waits(plans: Iterable[Plan]) -> tuple[str, ...]:

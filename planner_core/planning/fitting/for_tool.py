@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from planner_core.core import (
@@ -19,7 +19,6 @@ from planner_core.core import (
     load_stack,
     memory_amount,
     named,
-    time_amount,
 )
 from planner_core.cost import cost_model_of, price_with_host
 from planner_core.planning.fitting.host_waits import choose_shortest_step
@@ -29,7 +28,6 @@ from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import (
     BASELINES,
     EXACT,
-    FREE,
     OF_MEGATRON,
     PAIR_FORMS,
     PLUGINS,
@@ -44,7 +42,6 @@ from planner_core.planning.methods import (
     may_split_tokens,
     megatron_fault,
     megatron_fault_of_graph,
-    note_recompute,
     splittable_layers,
     sum_for_each_column,
     tool_term,
@@ -65,8 +62,50 @@ def runs_on_stock_tools(plan: Plan) -> bool:
     return plan.method in BASELINES and is_uniform and not (plan.method in OF_MEGATRON and megatron_fault(plan))
 
 
-def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan, tuple[Note, ...]]:
-    """Return the planner and the best plan of one stage among those that the request's tool can be told, and a note about its price.
+@dataclass(frozen=True, slots=True)
+class FreeBest:
+    """The best plan that no tool bounds, beside the best that a tool can be told: the torchrun script runs it.
+
+    `request`: what it was searched for. `has_stages`: plans with stages, which may be quicker, are searched too."""
+
+    request: Request
+    plan: Plan
+    has_stages: bool = False
+
+    def or_better(self, other: FreeBest) -> FreeBest:
+        """Return the same with the plan of another search if that is better."""
+        return replace(self, plan=min(self.plan, other.plan, key=lambda p: p.preference))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPrice:
+    """The steps of the best plan that a tool can be told and of the best of all plans, in seconds; None where none fits.
+
+    `own_kernels`: the tool's step is on its own kernels, and the other on PyTorch's. `gradients`: the dtype in which both sum them, where
+    it is not that of the weights. `is_script`: the other step is that of the torchrun script.
+    """
+
+    tool: str
+    step_s: float | None
+    free_step_s: float | None
+    own_kernels: bool
+    gradients: str | None
+    is_script: bool
+
+
+def compare_with_free(request: Request, plan: Plan, free: FreeBest) -> ToolPrice:
+    """Return what the best `plan` of a request's tool costs, and the best of all plans."""
+    on_torch = load_stack(request.stack or USUAL_STACK).runs_torch_kernels
+    own_kernels = request.stack == request.tool and not on_torch
+    step_s, free_step_s = (p.cost.step_time_s if p.fits else None for p in (plan, free.plan))
+    return ToolPrice(
+        str(request.tool), step_s, free_step_s, own_kernels, request.gradients, is_script=own_kernels or on_torch
+    )
+
+
+def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan, FreeBest]:
+    """Return the planner and the best plan of one stage among those that the request's tool can be told, and the best of all plans of one
+    stage beside it.
 
     Raises InputError for an unknown tool or another method, and NoPlanFits if the user gave a budget that none of them fits.
     """
@@ -115,15 +154,15 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
     planner, plan = min(candidates, key=lambda c: c[1].preference)
     planner = replace_request(planner, tool=request.tool)
     if (gradients := planner.request.gradients) != summed:  # those of a plugin
-        free = _choose_free(replace(unbounded, gradients=gradients), graph, say)
+        unbounded = replace(unbounded, gradients=gradients)
+        free = _choose_free(unbounded, graph, say)
     plan = _bound_over_all(planner, plan, [one for _, one in candidates])
     tool = str(request.tool)
     scope = Sentence(
         "the best plan of one pipeline stage that ", tool_term(tool), f" can be told {SEARCHED_FORMS[tool]}"
     )
     plan = replace(plan, notes=(*plan.notes, Note(scope)))
-    foreign = map(Note, note_recompute(request.recompute, request.tool))
-    return planner, plan, (_note_tool_price(planner.request, plan, free), *foreign)
+    return planner, plan, FreeBest(unbounded, free)
 
 
 def _choose_free(unbounded: Request, graph: GraphSource, say: Progress, like: Planner | None = None) -> Plan:
@@ -245,27 +284,3 @@ def follow_tp_layout(
     blocks = sum_for_each_column(chosen, planner.graph, layout.axis)
     cost = price_with_host(blocks, planner.graph, cost_model_of(chosen), planner.coarse)
     return replace(chosen, blocks=blocks, cost=cost, fits=cost.memory_bytes["peak"] <= planner.budget)
-
-
-def _note_tool_price(request: Request, plan: Plan, free: Plan) -> Note:
-    if not (plan.fits and free.fits):
-        fits = "no plan of one pipeline stage fits" if not plan.fits else "the plan fits"
-        return Note(Sentence("for ", tool_term(str(request.tool)), f": {fits}"))
-    on_torch = load_stack(request.stack or USUAL_STACK).runs_torch_kernels
-    own_kernels = request.stack == request.tool and not on_torch
-    more = plan.cost.step_time_s / free.cost.step_time_s - 1
-    difference = f"{100 * abs(more):.1f} % {'slower' if more > 0 else 'faster'} than"
-    sentence = Sentence(
-        "for ",
-        tool_term(str(request.tool)),
-        ": the best plan of one pipeline stage takes ",
-        time_amount(plan.cost.step_time_s),
-        " a step",
-        f" with gradients in {request.gradients}" if request.gradients else "",
-        f"{' on its own kernels' * own_kernels}, ",
-        "as fast as" if abs(more) < 0.0005 else difference,
-        f" the best of all such plans{' on those of PyTorch' * own_kernels} (",
-        time_amount(free.cost.step_time_s),
-        f", which the {FREE} script runs)" if own_kernels or on_torch else ")",
-    )
-    return Note(sentence)

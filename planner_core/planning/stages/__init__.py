@@ -14,9 +14,11 @@ trace    the simulated step, one row for each rank
 
 from planner_core.planning.stages.answer import (
     STOCK_PLAN_NAME,
+    add_free_stages,
     find_first_staged_plan,
     find_staged_plans,
     find_stages_in_budget,
+    limit_gap_to_one_stage,
     may_gain_much,
     may_use_stages,
 )

@@ -22,6 +22,7 @@ from planner_core.core import (
     time_amount,
 )
 from planner_core.models import brings_inputs
+from planner_core.planning.fitting.for_tool import FreeBest
 from planner_core.planning.fitting.host_waits import note_unknown_host
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.methods import BASELINES, EXACT, megatron_fault, tool_term
@@ -59,6 +60,19 @@ def find_staged_plans(
         return (), found
     found = f"{found}; {smallest.plan.notes[0]}"
     return ((smallest,) if _peak_gib(smallest.plan) < _peak_gib(chosen) else ()), found
+
+
+def add_free_stages(
+    free: FreeBest, say: Progress, source: GraphSource = None, like: Planner | None = None
+) -> FreeBest | None:
+    """Return the best plan that no tool bounds, with or without stages; None if stages could not be searched."""
+    if not may_use_stages(free.request, load_cluster(free.request.cluster), source):
+        return free
+    try:
+        staged = _find_staged_plan(free.request, free.plan, say, source, like)
+    except PlannerError:
+        return None
+    return replace(free, plan=staged.plan if staged else free.plan, has_stages=True)
 
 
 def find_stages_in_budget(
