@@ -12,8 +12,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from planner_core.core import Graph, graph_from_json
-from planner_core.models.loading import brings_inputs, has_snapshot, merge_samples, open_model, with_samples
+from planner_core.core import CaptureError, Graph, graph_from_json
+from planner_core.models.loading import brings_inputs, has_snapshot, open_model
+from planner_core.models.snapshots.deepened import with_samples
+from planner_core.models.snapshots.symbolic import merge_symbolic_batch
 
 
 class BatchGraphs:
@@ -82,6 +84,8 @@ class BatchGraphs:
             pair = next(((b, 2 * b) for b in self._captured if 2 * b in self._captured), None)
             proofs = [g for b, g in self._captured.items() if pair and b not in pair]
             if pair and proofs:
-                self._symbolic = merge_samples(*(self._captured[b] for b in pair), *proofs)
-                self._irregular = self._symbolic is None
+                try:
+                    self._symbolic = merge_symbolic_batch(*(self._captured[b] for b in pair), *proofs)
+                except CaptureError:  # a size is no linear function of the number of samples
+                    self._irregular = True
         return None if self._symbolic is None else graph_from_json(self._symbolic, batch=batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -249,23 +249,6 @@ def open_model(
     if model in ZOO:
         batch, seq = batch or default_sizes(model)[0], seq or default_sizes(model)[1]
     return capture_graph(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
-
-
-def merge_samples(first: Graph, wide: Graph, *proofs: Graph) -> dict[str, Any] | None:
-    """Merge captures of b and 2b samples into the JSON of a graph for any number of samples; None if a capture among `proofs` differs."""
-    from planner_core.models.snapshots.symbolic import merge_symbolic_batch
-
-    try:
-        return merge_symbolic_batch(first, wide, *proofs)
-    except CaptureError:  # a size is no linear function of the number of samples
-        return None
-
-
-def with_samples(deep: Graph, batch: int, open_few: Callable[[int, int], Graph | None]) -> Graph | None:
-    """As `snapshots.deepened.with_samples`."""
-    from planner_core.models.snapshots import deepened
-
-    return deepened.with_samples(deep, batch, open_few)
 
 
 def with_config(graph: Graph, **fields: Any) -> Graph:
