@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import sys
 
-from planner_core.models.adapters import dbrx, griffin, jetmoe, longcat, nllb, step, switch
-from planner_core.models.adapters.experts import register_experts
+from planner_core.models.adapters import dbrx, griffin, jetmoe, longcat, nllb, switch
+from planner_core.models.adapters.experts import experts_forward, register_experts
 from planner_core.models.adapters.masks import register_masks
 from planner_core.models.adapters.scans import register_scans
 
 __all__ = ["LOOPS", "METHODS", "register"]
-METHODS = {key: ours for model in (dbrx, jetmoe, longcat, nllb, step, switch) for key, ours in model.METHODS.items()}
+METHODS = {key: ours for model in (dbrx, jetmoe, longcat, nllb, switch) for key, ours in model.METHODS.items()} | {
+    # Step-3.7's experts are those of transformers, without the decorator by which these let an implementation be chosen.
+    ("Step3p7Experts", "forward"): experts_forward
+}
 """(Class, method) of transformers, and the function that replaces it: loops over experts that a router chose."""
 
 
