@@ -58,6 +58,20 @@ def test_what_torch_does_not_look_into_is_refused(other: Any) -> None:
         module_source(Taking(), (X, other))
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.eye(2).to_sparse(),
+        torch.eye(2).to_sparse_csr(),
+        torch.nested.nested_tensor([X, X[:1]], layout=torch.jagged),
+    ],
+)
+def test_a_tensor_that_is_not_dense_is_refused(other: torch.Tensor) -> None:
+    """A sparse one as well: no operator of a graph could take it, so that it was refused later, or lay unread."""
+    with pytest.raises(InputError, match=r"other is a tensor of kind .*; give it dense"):
+        module_source(Taking(), {"x": X, "other": other})
+
+
 @pytest.mark.parametrize("other", [nn.Linear(2, 2), nn.ReLU(), partial(torch.add, X), lambda t: t, nn.functional.relu])
 def test_code_is_refused_as_an_argument(other: Any) -> None:
     with pytest.raises(InputError, match=f"other is of type {type(other).__name__}, code that .* a part of the model"):

@@ -42,8 +42,6 @@ BY_FILE = {
     ("runtime/record/frozen.py", "_post_accumulate_grad_hooks"): "the same",
     ("runtime/loop/stand_in.py", "_forward_pre_hooks"): "the same",
     ("models/capture/record/fused_kernels.py", "_forward_cls"): "of the node of an autograd function: its class",
-    ("models/hooks/model_parts.py", "_indices"): "of a sparse tensor that is not coalesced",
-    ("models/hooks/model_parts.py", "_values"): "the same",
     ("models/hooks/module_state.py", "_bit_generator"): "of numpy, not of torch",
     ("models/hooks/wrappers.py", "_BatchNorm"): "the class that all norms over batches share",
     (

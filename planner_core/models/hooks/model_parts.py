@@ -46,10 +46,8 @@ def list_buffers(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def buffer_bytes(root: nn.Module) -> int:
-    """Sum the bytes of all buffers, each once. A sparse COO buffer counts its values and indices."""
-    buffers = [b for _, b in list_buffers(root)]
-    coo = [part for b in buffers if b.layout == torch.sparse_coo for part in (b._values(), b._indices())]
-    return sum(b.nbytes for b in (*buffers, *coo) if b.layout == torch.strided)
+    """Sum the bytes of all buffers, each once, without sparse ones, which no pass may read."""
+    return sum(b.nbytes for _, b in list_buffers(root) if b.layout == torch.strided)
 
 
 def _list_tensors(root: nn.Module, table: str) -> list[tuple[str, Any]]:

@@ -106,18 +106,16 @@ def argument_state(leaf: Any) -> Any:
 
 
 def _is_supported(leaf: Any) -> bool:
-    """Return whether a leaf is a dense or COO tensor, or holds no values that could change unseen."""
+    """Return whether a leaf is a dense tensor, or holds no values that could change unseen."""
     if isinstance(leaf, torch.Tensor):
-        return not leaf.is_nested and leaf.layout in (torch.strided, torch.sparse_coo)
+        return not leaf.is_nested and leaf.layout == torch.strided
     return isinstance(leaf, _PLAIN_TYPES)
 
 
 def _explain_leaf(leaf: Any) -> str:
     if isinstance(leaf, torch.Tensor):
         kind = "nested" if leaf.is_nested else str(leaf.layout)
-        return (
-            f"a tensor of kind {kind}, which a plan cannot split; give it dense (padded, if its rows differ), or as COO"
-        )
+        return f"a tensor of kind {kind}, which a plan cannot split; give it dense (padded, if its rows differ)"
     named = f"of type {type(leaf).__name__}"
     if callable(leaf):
         return f"{named}, code that a plan does not follow from call to call; make it a part of the model"
