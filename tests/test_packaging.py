@@ -89,7 +89,7 @@ def test_a_package_that_is_missing_is_told_with_the_line_that_installs_it() -> N
         run,
         run,
         "this needs pyvis, which is not installed here; install it with: pip install 'shardscope[app]'",
-        "'gpt3-xl' is neither a model of the zoo nor a file; did you mean 'gpt2-xl'?",
+        "\"gpt3-xl\" is neither a model of the zoo nor a file; did you mean 'gpt2-xl'?",
         run,
     ]
 

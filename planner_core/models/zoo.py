@@ -25,6 +25,7 @@ from planner_core.core import (
     is_folder,
     named,
     path_exists,
+    shorten_value,
 )
 
 SNAPSHOTS = ASSETS / "models"
@@ -114,9 +115,7 @@ def config_file(source: str) -> Path:
     hint = f"did you mean {near[0]!r}?" if near else f"the zoo has {', '.join(ZOO)}"
     if not near and "/" in source and not source.endswith(".json"):
         hint = "nothing is downloaded: give the config.json of the model, or its folder, on this machine"
-    named = repr(source)
-    named = named if len(named) <= 60 else f"{named[:50]}... ({len(named)} characters)"
-    raise InputError(f"{named} is neither a model of the zoo nor a file; {hint}")
+    raise InputError(f"{shorten_value(source)} is neither a model of the zoo nor a file; {hint}")
 
 
 def load_snapshot(name: str, *, batch: int | None = None, seq: int | None = None, layers: int | None = None) -> Graph:

@@ -523,7 +523,7 @@ def test_constant_control_flow_runs():
         ({}, 'no "model_type"'),
         ({"model_type": "lama"}, "did you mean 'llama'"),
         ({"model_type": "llama", "hidden_size": -4}, "hidden_size is -4"),
-        ({"model_type": "llama", "hidden_size": "big"}, "hidden_size is 'big'"),
+        ({"model_type": "llama", "hidden_size": "big"}, 'hidden_size is "big"'),
         ({"model_type": "llama", "num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000"),
         (
             {"model_type": "llama", "hidden_size": 100, "num_attention_heads": 3},
@@ -541,11 +541,11 @@ def test_constant_control_flow_runs():
         ({"model_type": "llama", "architectures": ["NoSuchModel"]}, "NoSuchModel"),
         (
             {"model_type": "llama", "architectures": ["LlamaAttention"]},
-            "'LlamaAttention', which transformers .* does not have for llama",
+            '"LlamaAttention", which transformers .* does not have for llama',
         ),
         (
             {"model_type": "llama", "architectures": ["OPTDecoder"]},
-            "'OPTDecoder', which transformers .* does not have for llama",
+            '"OPTDecoder", which transformers .* does not have for llama',
         ),
         ({"model_type": "llama", "architectures": ["PreTrainedModel"]}, "does not have for llama"),
         ({"model_type": "llama", "architectures": ["AutoModel"]}, "does not have for llama"),

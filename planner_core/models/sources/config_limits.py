@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import init
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from planner_core.core import CaptureError, InputError
+from planner_core.core import CaptureError, InputError, shorten_value
 from planner_core.models.capture.recording import paused_garbage_collection
 from planner_core.models.sources.config_fields import default_config
 
@@ -35,12 +35,6 @@ _AT_LEAST_ONE = ("vocab_size", "hidden_size")
 _DEPTH_NAMES = ("n_layer", "depth", "depths")
 
 
-def short_repr(value: Any) -> str:
-    """Return the repr of a value in at most 60 characters, for a sentence."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
-
-
 def check_numbers(data: Mapping[str, Any]) -> None:
     """Raise InputError with the name of the field for an impossible size in a config or its parts."""
     for name, key, value in iterate_fields(data):
@@ -50,9 +44,9 @@ def check_numbers(data: Mapping[str, Any]) -> None:
         if not sized or key.endswith(("_ids", "_id")) or value is None or isinstance(value, (list, bool)):
             continue
         if not isinstance(value, (int, float)):
-            raise InputError(f"{name} is {short_repr(value)}; a number is needed")
+            raise InputError(f"{name} is {shorten_value(value)}; a number is needed")
         if not 0 <= value <= MAX_SIZE and value != _default_value(data, name):  # -1 may stand for "no bound"
-            raise InputError(f"{name} is {short_repr(value)}, but must be between 0 and {MAX_SIZE}")
+            raise InputError(f"{name} is {shorten_value(value)}, but must be between 0 and {MAX_SIZE}")
         if value == 0 and key in _AT_LEAST_ONE:
             raise InputError(f"{name} is 0; it must be at least 1")
     _check_ratios(data)
@@ -72,7 +66,7 @@ def _check_depth(name: str, value: Any) -> None:
     layers = [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, (int, float))]
     one_each = not name.endswith("layers") or not isinstance(value, list)  # a list of layers names them
     if one_each and sum(layers) > MAX_LAYERS:
-        raise InputError(f"{name} is {short_repr(value)}; at most {MAX_LAYERS} layers are planned")
+        raise InputError(f"{name} is {shorten_value(value)}; at most {MAX_LAYERS} layers are planned")
 
 
 def _check_ratios(data: Mapping[str, Any]) -> None:

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core import CaptureError, InputError, require_packages
+from planner_core.core import CaptureError, InputError, require_packages, shorten_value
 from planner_core.models.adapters import LOOPS, register
 from planner_core.models.adapters.experts import NAME as EXPERTS
 from planner_core.models.hooks.model_parts import list_modules
 from planner_core.models.sources.adapters import LORA, add_adapters
 from planner_core.models.sources.config_fields import with_layers
-from planner_core.models.sources.config_limits import building_on_meta, check_numbers, iterate_fields, short_repr
+from planner_core.models.sources.config_limits import building_on_meta, check_numbers, iterate_fields
 from planner_core.models.sources.first_values import parameters_on_meta
 
 _NOT_FIELDS = (
@@ -62,15 +62,12 @@ def build_from_config(
     """
     require_packages("transformers")
     with _silenced_transformers():
-        import transformers
-
-        register()
         data = with_layers(config, layers)
         parsed = read_config(data)
         cls = find_model_class(parsed, data)
         parsed = select_config(parsed, cls)
         disable_dropout(parsed)
-        register()  # once more: `find_model_class` has imported the modeling file of the class
+        register()  # now: `find_model_class` has imported the modeling file of the class
         try:
             with parameters_on_meta() if to_run else torch.device("meta"), building_on_meta(cls.__name__):
                 model = _parameters_on_meta(_construct_model(cls, parsed, getattr(torch, dtype)))
@@ -83,8 +80,7 @@ def build_from_config(
         except Exception as error:
             reason = _explain_unknown_value(error, data) or f"{type(error).__name__}: {_short_message(error)}"
             raise CaptureError(f"{cls.__name__} cannot be built from this config: {reason}") from error
-        register()  # a third time: parts of the model may have imported further modeling files
-        del transformers
+        register()  # once more: parts of the model may have imported further modeling files
     if LORA in data:
         add_adapters(model, data[LORA])
     return model.train(), parsed, data
@@ -99,7 +95,9 @@ def _explain_unknown_value(error: Exception, data: Mapping[str, Any]) -> str:
         return f"{given}, which is not a row of a table of words; give a number below vocab_size"
     word = error.args[0] if isinstance(error, KeyError) and error.args else None
     field = next((name for name, _, value in iterate_fields(data) if isinstance(word, str) and value == word), "")
-    return f"{field} is {short_repr(word)}, which transformers {_transformers_version()} does not have" if field else ""
+    return (
+        f"{field} is {shorten_value(word)}, which transformers {_transformers_version()} does not have" if field else ""
+    )
 
 
 def _construct_model(cls: Any, config: Any, dtype: torch.dtype) -> nn.Module:
@@ -150,7 +148,7 @@ def read_config(data: Mapping[str, Any]) -> Any:
     kind = data.get("model_type")
     if not kind and "module" in data:
         raise InputError(
-            f"this plan was made from {short_repr(data['module'])} in memory, which cannot be built again from the plan; run it with "
+            f"this plan was made from {shorten_value(data['module'])} in memory, which cannot be built again from the plan; run it with "
             "apply(module, plan), or plan it as path/to/file.py:function"
         )
     if not kind:
@@ -161,7 +159,7 @@ def read_config(data: Mapping[str, Any]) -> Any:
         code = "its code comes with it (auto_map), which is not run from a config" if data.get("auto_map") else ""
         code = code or "a newer transformers may know it"
         raise InputError(
-            f"model_type {short_repr(kind)} is not known to transformers {_transformers_version()}: {code}; {hint}give "
+            f"model_type {shorten_value(kind)} is not known to transformers {_transformers_version()}: {code}; {hint}give "
             "path.py:function, which builds the model and returns it with example inputs"
         )
     check_numbers(data)
@@ -223,7 +221,7 @@ def _find_class(config: Any, name: Any) -> Any:
                 return cls
     usual = _default_class(config)
     raise InputError(
-        f"architectures names {short_repr(name)}, which transformers {_transformers_version()} does not have for {config.model_type}; "
+        f"architectures names {shorten_value(name)}, which transformers {_transformers_version()} does not have for {config.model_type}; "
         f"correct it, or leave it out{f': then {usual.__name__} is planned' if usual else ''}"
     )
 

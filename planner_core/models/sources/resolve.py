@@ -19,12 +19,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError, InputError, NeedsValues, is_file, named
+from planner_core.core import CaptureError, InputError, NeedsValues, is_file, named, shorten_value
 from planner_core.models.capture.checks.refusals import check_module
 from planner_core.models.capture.checks.refusals import format_line as line_of
 from planner_core.models.capture.module import to_meta
 from planner_core.models.sources.arguments import explain_unsupported, list_inputs_by_samples
-from planner_core.models.sources.config_limits import short_repr
 from planner_core.models.sources.positions import Positions, read_positions, too_long_message, unused_seq_note
 from planner_core.models.zoo import ZOO, config_file, with_depth
 
@@ -172,7 +171,7 @@ def ignored_field_notes(data: Mapping[str, Any], kind: str, dtype: str) -> tuple
     quantized = data.get("quantization_config")
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
-        how = f" ({short_repr(method)})" if method else ""
+        how = f" ({shorten_value(method)})" if method else ""
         notes.append(f"quantization_config{how} is left out: every weight is planned, and trained, in {dtype}")
     return tuple(notes)
 
