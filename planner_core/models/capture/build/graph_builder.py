@@ -18,8 +18,13 @@ from dataclasses import replace
 from typing import Any
 
 from planner_core.core import BUFFER, Block, Call, Op, Value
-from planner_core.models.capture.build.bodies import BodyKey, CanonicalBody, ScopeNode
-from planner_core.models.capture.build.literals import common_attrs, without_float_values
+from planner_core.models.capture.build.bodies import (
+    BodyKey,
+    CanonicalBody,
+    ScopeNode,
+    common_attrs,
+    without_float_values,
+)
 from planner_core.models.capture.recording import (
     CHECKPOINT,
     MAX_SMALL_MODULES,
