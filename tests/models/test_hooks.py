@@ -12,7 +12,7 @@ from torch import nn
 import planner_core as shardscope
 from planner_core.core import CaptureError
 from planner_core.models.capture.module import capture_module
-from planner_core.models.hooks import TensorReplacement
+from planner_core.models.hooks import replace_tensors
 from planner_core.models.hooks.wrappers import batch_first_attention
 from planner_core.models.loading import capture_graph
 
@@ -187,7 +187,7 @@ def test_other_tensors_are_put_wherever_a_module_holds_them() -> None:
     for _ in range(2000):
         chain = [chain]
     module.kept, module.beside = chain, old
-    TensorReplacement(module, {id(old): new})
+    replace_tensors(module, {id(old): new})
     while isinstance(chain, list):
         (chain,) = chain
     assert isinstance(chain, dict) and chain["last"][1][0] is new and module.beside is new

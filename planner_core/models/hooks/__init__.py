@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from planner_core.models.hooks.model_parts import MISSING, buffer_bytes
     from planner_core.models.hooks.module_state import (
         ModuleState,
-        TensorReplacement,
         WeightDtypes,
         is_plain,
         list_containers,
+        replace_tensors,
         scratch_tensors,
     )
     from planner_core.models.hooks.torch_private import (

@@ -157,39 +157,38 @@ class WeightDtypes:
                 param.data = param.data.to(dtype)
 
 
-class TensorReplacement:
+def replace_tensors(model: nn.Module, replacements: Mapping[int, torch.Tensor]) -> None:
     """Replace tensors, by id, in the attributes of modules and in the lists, dicts and objects that these hold."""
+    modules = [part for _, part in list_modules(model)]
+    seen = {id(m) for m in modules}
+    todo: list[tuple[Iterable[tuple[Any, Any]], Any]] = [(_plain_attributes(m).items(), m.__dict__) for m in modules]
 
-    def __init__(self, model: nn.Module, replacements: Mapping[int, torch.Tensor]) -> None:
-        modules = [part for _, part in list_modules(model)]
-        self.replacements, self.seen = replacements, {id(m) for m in modules}
-        self.todo: list[tuple[Iterable[tuple[Any, Any]], Any]] = [
-            (_plain_attributes(m).items(), m.__dict__) for m in modules
-        ]
-        for items, container in self.todo:  # grows meanwhile
-            for key, item in [*items]:
-                if (new := self._replace_tensors(item)) is not item:
-                    container[key] = new
-
-    def _replace_tensors(self, value: Any) -> Any:
+    def replaced(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return self.replacements.get(id(value), value)
+            return replacements.get(id(value), value)
         if isinstance(value, tuple):
-            items = [*map(self._replace_tensors, value)]
+            items = [*map(replaced, value)]
             same = all(a is b for a, b in zip(items, value, strict=True))
             return value if same else type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         # A tuple cannot be written, so it was built again above. What can be written is visited once, and its items are replaced in it.
-        if id(value) not in self.seen:
-            self.seen.add(id(value))
-            self._queue_items(value)
+        if id(value) not in seen:
+            seen.add(id(value))
+            todo.extend(_writable_items(value))
         return value
 
-    def _queue_items(self, value: Any) -> None:
-        container = value if isinstance(value, (list, deque, dict)) else getattr(value, "__dict__", None)
-        if isinstance(container, (list, deque)):
-            self.todo.append((enumerate(container), container))
-        elif isinstance(container, dict) and not isinstance(value, (type, FunctionType, ModuleType)):
-            self.todo.append((container.items(), container))
+    for items, container in todo:  # grows meanwhile
+        for key, item in [*items]:
+            if (new := replaced(item)) is not item:
+                container[key] = new
+
+
+def _writable_items(value: Any) -> Iterator[tuple[Iterable[tuple[Any, Any]], Any]]:
+    """Yield the items of a list, a dict or an object, with the container into which they can be written; nothing for other values."""
+    container = value if isinstance(value, (list, deque, dict)) else getattr(value, "__dict__", None)
+    if isinstance(container, (list, deque)):
+        yield enumerate(container), container
+    elif isinstance(container, dict) and not isinstance(value, (type, FunctionType, ModuleType)):
+        yield container.items(), container
 
 
 def _plain_attributes(module: nn.Module) -> dict[str, Any]:

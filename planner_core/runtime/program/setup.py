@@ -25,7 +25,7 @@ from planner_core.core import (
     joint_axes,
     keeps_masters,
 )
-from planner_core.models.hooks import TensorReplacement
+from planner_core.models.hooks import replace_tensors
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, AxisMove, Segments, local_shard, step_kind
@@ -197,7 +197,7 @@ def shard_model(
                 )
             module._parameters[name] = weights[id(parameter)].parameter
     # Modules also hold parameters in lists, dicts and objects, from which a forward would compute with the old ones.
-    TensorReplacement(model, replaced)
+    replace_tensors(model, replaced)
     return {w.names[0]: w for w in weights.values()}
 
 
