@@ -50,6 +50,7 @@ from planner_core.cost.schedule import (
     Span,
     TimedWork,
     WorkKind,
+    bound_host_seconds,
     bound_s,
     boundary_states,
     can_run_in_chunks,

@@ -56,3 +56,4 @@ from planner_core.search.restricted_states import (
     with_relaxed_bound,
 )
 from planner_core.search.units.dual_shares import best_shares
+from planner_core.search.units.least_entries import LeastEntries as LeastEntries

@@ -18,6 +18,7 @@ from planner_core.planning import request as request_module
 from planner_core.planning.derived import comparison
 from planner_core.planning.derived.comparison import compare_methods
 from planner_core.planning.fitting import host_waits, mesh_search
+from planner_core.planning.methods import parse_layout
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.planner import STATED, Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import Clock, Request
@@ -204,14 +205,14 @@ def test_a_network_is_built_once_for_what_decides_it() -> None:
     assert planner.problem(mesh) is planner.problem(DeviceMesh(("data", "tensor"), (2, 8))) is first
     changes: tuple[dict[str, Any], ...] = (
         {"zero": 0},
-        {"stages": (0, 1)},
         {"by_volume": True},
         {"usual": True},
         {"uniform": True},
     )
     rank = DeviceMesh(("outer", "inner"), (2, 4))
     of_ranks = [planner.problem(rank, pipe=PipelineAxis(2, outer)) for outer in (0, 2)]
-    problems = [first, *(planner.problem(mesh, **change) for change in changes), *of_ranks]
+    of_stages = planner.of_space(parse_layout("dp=2,tp=8,zero=1").space())
+    problems = [first, of_stages, *(planner.problem(mesh, **change) for change in changes), *of_ranks]
     assert len({id(p) for p in problems}) == len(problems)
     assert len(planner.networks.tables) == len(problems) - 1, "equal copies are a restriction of the same network"
     assert len(planner.networks.runs) == 5, "ZeRO changes no block"

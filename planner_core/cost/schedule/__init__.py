@@ -21,6 +21,7 @@ from planner_core.cost.schedule.exposed import (
     exposed_parts,
 )
 from planner_core.cost.schedule.host import (
+    bound_host_seconds,
     host_seconds,
     least_host_seconds,
     price_with_host,

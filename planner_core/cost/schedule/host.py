@@ -118,14 +118,31 @@ def seconds_waited_for_host(
 def least_host_seconds(graph: Graph, model: CostModel, micro_batches: int) -> float:
     """Return about the least seconds of the host of any plan of a step with so many micro-batches: nothing runs again, and each copy of a
     block sends one message, since the GPUs share its samples or its weights."""
-    calls, repeats = 0, {"": 1} | graph.num_repeats
-    sent = MESSAGE_CALLS if model.mesh.num_devices > 1 else 0
-    for name, block in {"": graph.top, **graph.blocks}.items():
+    trained = (n for name, n in _copies_of_blocks(graph).items() if _trained_weights(block_of(graph, name)))
+    sent = MESSAGE_CALLS * sum(trained) if model.mesh.num_devices > 1 else 0
+    return model.software.call_s * (_count_least_calls(graph, model, micro_batches, {}) + sent)
+
+
+def bound_host_seconds(graph: Graph, model: CostModel, micro_batches: int, num_sharded: Mapping[str, int]) -> float:
+    """Return seconds of the host that no plan is below of which a rank stores parts of `num_sharded` weights of each copy of a block. Its
+    messages are not counted."""
+    return model.software.call_s * _count_least_calls(graph, model, micro_batches, num_sharded)
+
+
+def _count_least_calls(graph: Graph, model: CostModel, micro_batches: int, num_sharded: Mapping[str, int]) -> int:
+    """Calls of a step without messages where nothing runs again."""
+    calls = 0
+    for name, copies in _copies_of_blocks(graph).items():
+        block = block_of(graph, name)
         trained = len(_trained_weights(block))
         forward, backward = _count_calls_without_messages(block, trained, frozenset(), model)
-        once = STEP_CALLS * trained + (sent if trained else 0)
-        calls += repeats[name] * (micro_batches * (forward + backward) + once)
-    return model.software.call_s * calls
+        once = STEP_CALLS * trained + DTENSOR_CALLS * num_sharded.get(name, 0)
+        calls += copies * (micro_batches * (forward + backward) + once)
+    return calls
+
+
+def _copies_of_blocks(graph: Graph) -> dict[str, int]:
+    return {"": 1} | graph.num_repeats
 
 
 def _count_calls(block: Block, plan: BlockPlan, model: CostModel) -> tuple[int, int, int]:

@@ -70,8 +70,7 @@ class Networks:
         self, model: CostModel, restrict: Restriction | None, uniform: bool, *, at_least: bool = False
     ) -> Problem:
         """Return the network of a cost model. `at_least`: its sums of memory are of no plan above the simulated peak. Raises TooWide."""
-        # The names of axes say what a plan does with them: layouts and searches that differ in them alone have one network.
-        key = replace(model, mesh=DeviceMesh(axis_names(len(model.mesh.axis_sizes)), model.mesh.axis_sizes))
+        key = _with_usual_names(model)
         if restrict is None and (key, uniform, at_least) in self.problems:
             return self.problems[key, uniform, at_least]
         nets = self._tables(key, model, at_least)
@@ -92,6 +91,10 @@ class Networks:
             self.problems[key, uniform, at_least] = problem
         return problem
 
+    def unrestricted(self, model: CostModel) -> ModelNetworks:
+        """Return the networks of a cost model from which those of restrictions are made. Raises TooWide."""
+        return self._tables(_with_usual_names(model), model, at_least=False)
+
     def _tables(self, key: CostModel, model: CostModel, at_least: bool) -> ModelNetworks:
         if (key, at_least) not in self.tables:
             # What blocks share is the same at every stage and recomputation.
@@ -101,3 +104,9 @@ class Networks:
                 self.coarse, self.strategies, model, known, self.operators, at_least
             )
         return self.tables[key, at_least]
+
+
+def _with_usual_names(model: CostModel) -> CostModel:
+    """Return the same model with the usual names of axes. They say what a plan does with them: layouts and searches that differ in them
+    alone have one network."""
+    return replace(model, mesh=DeviceMesh(axis_names(len(model.mesh.axis_sizes)), model.mesh.axis_sizes))

@@ -163,8 +163,6 @@ class Planner:
         zero: int | None = None,
         uniform: bool = False,
         by_volume: bool = False,
-        stages: tuple[int, ...] | None = None,
-        joined: tuple[int, ...] | None = None,
         usual: bool = False,
         pipe: PipelineAxis = ONE_RANK,
         at_least: bool = False,
@@ -174,21 +172,20 @@ class Planner:
         Args:
             zero: The ZeRO stage that weights may have instead of stage 0; None: that of the request, which may leave it open.
             by_volume: A byte costs the same on every axis.
-            stages: As `joined`, that of `CostModel`. Of three or four axes, operators treat all but the last as one by default, and only
-                weights tell them apart. Free, an operator would have a strategy for each triple, and the tables would grow too large.
             usual: Of runs as tools start them, whose products do not run in chunks.
             pipe: The axis of a pipeline, of one of whose ranks it is the mesh.
             at_least: Its sums of memory are of no plan above the simulated peak.
         """
-        if stages is None and zero is None and self.request.zero is None:
-            # One network holds all stages: each weight has one on each axis, and a weight's states are eliminated first. So it takes
-            # hardly longer than with one stage, and also finds plans that gather some weights once a step and others at each use.
-            stages = ZERO
         workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
         workload = replace(workload, chunks=1) if usual or by_volume else workload
-        joined = tuple(range(1, len(mesh.axis_sizes) - 1)) if joined is None else joined
+        # Of three or four axes, operators treat all but the last as one, and only weights tell them apart. Free, an operator would have a
+        # strategy for each triple, and the tables would grow too large.
+        joined = tuple(range(1, len(mesh.axis_sizes) - 1))
         model = replace(cost_model(self.cluster, mesh, workload, pipe), joined=joined)
-        model = model if stages is None else replace(model, stages=stages)
+        if zero is None and self.request.zero is None:
+            # One network holds all stages: each weight has one on each axis, and a weight's states are eliminated first. So it takes
+            # hardly longer than with one stage, and also finds plans that gather some weights once a step and others at each use.
+            model = replace(model, stages=ZERO)
         model = _with_equal_links(model) if by_volume else model
         forbids_nothing = type(restrict) is Restriction
         with self.clock("network"):
@@ -220,8 +217,14 @@ class Planner:
 
     def of_space(self, space: Space, uniform: bool = False, at_least: bool = False) -> Problem:
         """Return the folded cost network of one combination of degrees. Raises TooWide."""
-        build = functools.partial(self.problem, space.mesh, space.restriction(self.graph), uniform=uniform, usual=True)
-        return build(stages=space.stages, joined=space.joined, pipe=space.pipe, at_least=at_least)
+        with self.clock("network"):
+            restrict = space.restriction(self.graph)
+            return self.networks.problem(self.model_of_space(space), restrict, uniform, at_least=at_least)
+
+    def model_of_space(self, space: Space) -> CostModel:
+        """Return the costs of one combination of degrees as tools run it, whose products do not run in chunks."""
+        model = cost_model(self.cluster, space.mesh, replace(self.workload, chunks=1), space.pipe)
+        return replace(model, joined=space.joined, stages=space.stages)
 
     def stated(self, layout: Layout) -> Plan:
         """Return the plan of a layout that somebody runs. Raises InputError if the model cannot follow it."""

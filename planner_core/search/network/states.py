@@ -99,6 +99,12 @@ class TensorStates:
         size: Floats = self.meta.num_bytes / self.shares[0]
         return size
 
+    @property
+    def is_stored_in_parts(self) -> Bools:
+        """[state] whether a device stores a part of the weight."""
+        parts: Bools = self.shares[2] > 1
+        return parts
+
     def state(self, s: int, num_axes: int) -> State:
         """Return joint state number `s` as a value of the core."""
         rank = len(self.meta.shape)
