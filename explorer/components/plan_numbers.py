@@ -188,7 +188,8 @@ def _describe_reserved(reserved: ReservedMemory) -> str:
     return (
         f"PyTorch’s allocator keeps blocks that were freed: it will have about **{units.memory(reserved.likely_bytes)} reserved**. Nine in "
         f"ten of {reserved.runs} published runs of this kind ({reserved.kind}) say {units.memory(reserved.low_bytes)} to "
-        f"{units.memory(reserved.high_bytes)}. `nvidia-smi` shows CUDA’s context and NCCL’s buffers too."
+        f"{units.memory(reserved.high_bytes)}. `nvidia-smi` shows CUDA’s context and NCCL’s buffers too"
+        f"{': with them it may be **more than the GPU has**' * reserved.tight}."
     )
 
 

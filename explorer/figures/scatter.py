@@ -108,7 +108,7 @@ def errors_by_gpus(runs: Sequence[PublishedRun], left_out: str, theme: Theme) ->
     _draw_runs(figure, runs, left_out, theme)
     _draw_legend(figure, runs, theme)
     counts = sorted({r.gpus for r in runs})
-    figure.update_xaxes(title="GPUs", type="log", tickvals=counts, ticktext=[str(n) for n in counts])
+    figure.update_xaxes(title="GPUs", type="log", tickvals=counts, ticktext=[str(n) for n in counts], tickangle=0)
     figure.update_yaxes(title="predicted over measured, %", zeroline=False)
     return apply_style(figure, theme, 460)
 

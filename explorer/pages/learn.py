@@ -197,16 +197,21 @@ def show_question(lesson: Lesson, question: Question) -> None:
 
 def show_answer_form(lesson: Lesson, question: Question, typed: bool) -> None:
     """The options, or the field for a number. Nothing is answered before the button or Enter, so arrow keys may look around."""
-    widget = f"w_ask_{lesson.number}_{hash((question.ask, question.options))}"
+    widget, here = f"w_ask_{lesson.number}_{hash((question.ask, question.options))}", state_of(lesson)
+    is_right = here.answer == question.answer  # another answer would contradict the steps that this one opened
     with st.form("answer_form", border=False, enter_to_submit=True):
         if typed:
             widget += "_n"
             st.markdown(question.ask)
-            st.text_input(f"Your answer{', ' * bool(question.unit)}{question.unit}", key=widget, width=240)
+            st.text_input(
+                f"Your answer{', ' * bool(question.unit)}{question.unit}", key=widget, width=240, disabled=is_right
+            )
         else:
-            st.radio(question.ask, question.options, index=state_of(lesson).answer, key=widget)
+            st.radio(question.ask, question.options, index=here.answer, key=widget, disabled=is_right)
         take = answer_by_number if typed else answer_by_option
-        st.form_submit_button("Answer", key="w_answer", on_click=take, args=(lesson, question, widget))
+        st.form_submit_button(
+            "Answer", key="w_answer", on_click=take, args=(lesson, question, widget), disabled=is_right
+        )
 
 
 def show_reply(here: LessonState, question: Question) -> None:

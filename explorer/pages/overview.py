@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import streamlit as st
 
 from explorer.analysis.shortlist import are_equal
-from explorer.components import frame, graphs, remedies
+from explorer.components import frame, graphs, remedies, searches
 from explorer.components.overview import launch, node, table
-from explorer.session import current_setup, less_memory, pipeline_plan, proof, state
-from explorer.text import units
+from explorer.session import current_setup, state
+from explorer.text import commands, units
 from planner_core.core import Note, NoteKind, Plan
 from planner_core.planning import Result, plan_ids, replicated_gpus
 from planner_core.planning.analysis import list_notes
@@ -52,32 +52,13 @@ def draw_screen(result: Result, plans: Mapping[str, Plan]) -> None:
     with right:
         table.show_table(result, plans, listed, chosen)
         if result.recommended.fits:
-            launch.show_export_bar(result, chosen, plan)
+            launch.show_export_bar(result, chosen, plan, commands.SHORT_LENGTH if wide else commands.LINE_LENGTH)
         else:
             remedies.show_remedies(result, plans)
-        if less_memory.is_pending() or pipeline_plan.is_pending() or proof.is_pending(result):
-            _searches(result)
+        searches.show_searches(result)
         for note in notes_of(result):
             st.caption(frame.escape(state.page_wording(note)))
         node.show_node(result, chosen, plan)
-
-
-@st.fragment(run_every=1.0)
-def _searches(result: Result) -> None:
-    """Draw a line for the search in the background; once it has an answer, the page shows it."""
-    known = state.known_result(state.current_request())
-    if known and known.reasons.keys() != result.reasons.keys():
-        state.rerun_page()
-    elif less_memory.is_pending():
-        job, line = less_memory.start_search(), "Looking for less memory …"
-    elif pipeline_plan.is_pending():
-        job, line = pipeline_plan.start_search(), "Looking at pipeline stages …"
-    elif proof.is_pending(result):
-        job, line = proof.start(result), "Proving the best plan …"
-    else:
-        state.rerun_page()
-    if not job.done:
-        st.caption(line)
 
 
 def folded(result: Result) -> str:

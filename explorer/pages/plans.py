@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from explorer.address import settings
-from explorer.components import comparing, frame, plan_numbers
+from explorer.components import comparing, frame, plan_numbers, searches
 from explorer.components.overview import table
 from explorer.components.plans import candidates, choice, edit_panel, methods_panel
 from explorer.session import current_setup, state
@@ -44,6 +44,7 @@ def _show_plans(result: Result, plans: dict[str, Plan], chosen: str, plan: Plan)
     with right:
         methods_panel.show_methods(plans)
         choice.show_plans_table(result, plans, chosen)
+        searches.show_searches(result)
     st.markdown(f"### {frame.escape(recipe.layout_name(plan))}")
     home = current_setup.result_of(chosen, result)
     speed = spending.describe_speed(plan, table.speed_of(plan, home), state.training_budget(), home.cluster.num_gpus)

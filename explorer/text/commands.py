@@ -21,17 +21,17 @@ UPLOADED_CONFIG = "config.json"
 UPLOADED_CLUSTER = re.compile(rf"\S*/{OWN_PREFIX}[0-9a-f]{{16}}\.json")
 """The path of an uploaded cluster on this machine; its owner has it as a file."""
 
-LINE_LENGTH = 72
-"""Characters of a command's line that a window of 1440 pixels shows beside the export's button."""
+LINE_LENGTH, SHORT_LENGTH = 72, 60
+"""Characters of a command's line that a window of 1440 pixels shows beside the export's button; beside a wide graph."""
 WORD = re.compile(r"""(?:-{1,2}[\w-]+\s+(?!-))?(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 """A word of a command, or an option with the value that follows it."""
 
 
-def break_line(command: str) -> str:
+def break_line(command: str, length: int = LINE_LENGTH) -> str:
     """Break a command at spaces, as a shell continues it. A browser would end a line within an option, after its hyphens."""
     lines: list[str] = []
     for word in WORD.findall(command):
-        if lines and len(f"{lines[-1]} {word} \\") <= LINE_LENGTH:
+        if lines and len(f"{lines[-1]} {word} \\") <= length:
             lines[-1] += f" {word}"
         else:
             lines.append(f"  {word}" if lines else word)

@@ -16,6 +16,7 @@ from explorer.analysis.differences import compare_weights
 from explorer.analysis.shortlist import MAX_LISTED, ListedPlan, add_chosen, are_equal, merge_equal, shortlist
 from explorer.components.overview import launch, table
 from explorer.components.overview.table import explain_choice, scale_bar
+from explorer.components.plan_numbers import _describe_reserved
 from explorer.figures.weight_picture import weight_picture
 from explorer.graph.modules import group_by_module
 from explorer.graph.scene import build_scene
@@ -221,8 +222,9 @@ def test_a_plan_that_fits_and_whose_freed_blocks_do_not_is_told_the_same_everywh
     for spare, tight in ((2**30, True), (3 * 2**30, False)):  # CUDA and NCCL take 2 GiB
         gpu = replace(result.cluster.gpu, memory_bytes=reserved.high_bytes + spare)
         home = replace(result, planner=replace(result.planner, cluster=replace(result.cluster, gpu=gpu)))
-        cell = table._memory_cell(plan, home)
+        cell, reserved = table._memory_cell(plan, home), predict_reserved(plan, home.cluster)
         assert ("NCCL" in cell["hover"]) == tight == (fits_mark(plan, home.cluster) == "tight")
+        assert cell["below"].endswith(", tight") == tight == ("more than the GPU has" in _describe_reserved(reserved))
 
 
 def test_a_plan_of_one_stage_that_does_not_fit_is_not_the_best_or_proven() -> None:

@@ -366,8 +366,10 @@ def test_a_broken_command_is_the_same_to_a_shell(target: str) -> None:
     shown = commands.break_line(command)
     lines = shown.split(" \\\n  ")
     assert len(lines) > 1 and " ".join(lines) == command and max(map(len, shown.splitlines())) <= commands.LINE_LENGTH
-    typed = [subprocess.check_output(["sh", "-c", f"HEAD=a; printf '%s|' {text}"]) for text in (command, shown)]
-    assert typed[0] == typed[1] and b"--" in typed[0]
+    short = commands.break_line(command, commands.SHORT_LENGTH)
+    assert max(map(len, short.splitlines())) <= commands.SHORT_LENGTH
+    typed = [subprocess.check_output(["sh", "-c", f"HEAD=a; printf '%s|' {text}"]) for text in (command, shown, short)]
+    assert typed[0] == typed[1] == typed[2] and b"--" in typed[0]
 
 
 @pytest.mark.parametrize("target", ["torchrun", "torchtitan", "megatron", "accelerate", "fsdp2", "deepspeed"])

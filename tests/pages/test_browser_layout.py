@@ -114,12 +114,24 @@ def test_a_runs_name_takes_one_line(visit: Visit, width: int) -> None:
     assert "\u00a0%" in visit.page.get_by_text("of what was measured").inner_text()
 
 
-def test_a_launch_line_is_whole_beside_its_button(visit: Visit) -> None:
+@pytest.mark.parametrize("model", ["llama-3-8b", "t5-large"])
+def test_a_launch_line_is_whole_beside_its_button(visit: Visit, model: str) -> None:
+    """Beside the graph of T5, which is wider, it was cut off."""
     visit.page.set_viewport_size({"width": 1440, "height": 900})
-    visit.open("/?layers=2")
+    visit.open(f"/?layers=2&model={model}")
     line = visit.page.locator(".st-key-export_bar pre")
     line.get_by_text("--data").wait_for()
     assert line.evaluate("e => e.scrollWidth <= e.clientWidth")
+
+
+def test_a_stage_is_not_covered_by_another_node(visit: Visit) -> None:
+    """That of the embedding of words lay behind the embedding of positions."""
+    visit.open("/?model=gpt2-xl&layers=4&setup=dp=8,pp=2&plan=our-current-setup")
+    boxes = "es => es.map(e => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; })"
+    stages, bodies = (visit.page.locator(f".node {what}").evaluate_all(boxes) for what in (".stages text", "rect.body"))
+    assert len(stages) >= 4 and len(bodies) > 8
+    for left, top, right, bottom in stages:
+        assert all(right <= b[0] or b[2] <= left or bottom <= b[1] or b[3] <= top for b in bodies)
 
 
 @pytest.mark.parametrize("page", ["", "plans", "compare", "whatif", "measured", "learn?lesson=choose"])

@@ -250,6 +250,18 @@ def test_an_option_is_an_answer_only_when_it_is_given() -> None:
     assert done(at, LESSONS[1])
 
 
+def test_the_right_answer_closes_its_question() -> None:
+    """After “4 GPUs” somebody chose 8, and read “Not quite” below “It fits from 4 GPUs on”."""
+    at = opened(lesson="cuts")
+    to_question(at, LESSONS[1])
+    question = LESSONS[1].question(LLAMA, LESSONS[1].defaults())
+    wrong = next(k for k in range(len(question.options)) if k != question.answer)
+    give(at, question, wrong)
+    assert not at.radio[0].disabled and not at.button(key="w_answer").disabled
+    give(at, question, question.answer)
+    assert at.radio[0].disabled and at.button(key="w_answer").disabled and at.success
+
+
 def test_a_bad_address_is_told_in_place() -> None:
     at = opened(lesson="77")
     assert "There is no lesson “77”" in at.warning[0].value

@@ -16,6 +16,7 @@ from explorer.address import settings
 from explorer.session import less_memory, proof, state
 from planner_core.core import Plan
 from planner_core.planning import LESS_MEMORY, Progress, Request, Result, add_less_memory
+from tests.pages.test_app import open_page
 from tests.support.app_test import AppTest
 from tests.support.plans import planned
 
@@ -111,6 +112,23 @@ def test_plans_of_less_memory_come_behind_the_first_answer(monkeypatch: pytest.M
     drawn.set()
     run_after(at, "less memory")
     assert re.search("trade-off; .*recomputation", what_of_rows(at)) and "Looking" not in captions(at)
+
+
+@pytest.mark.parametrize("page", ["plans", "compare"])
+def test_every_page_with_plans_says_what_is_searched_still(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans, opened by a link, never had a plan with stages; opened after Overview its choice jumped to one, and a row was gone."""
+    drawn = threading.Event()
+
+    def search(result: Result, progress: Progress) -> Result:
+        drawn.wait()
+        return add_less_memory(result, progress)
+
+    monkeypatch.setattr(less_memory, "add_less_memory", search)
+    at = open_page(page, **REQUEST | {"batch": "32"})
+    assert not at.exception and "Looking for less memory" in captions(at)
+    drawn.set()
+    run_after(at, "less memory")
+    assert "Looking" not in captions(at)
 
 
 def test_a_link_to_a_plan_of_less_memory_finds_it_at_once() -> None:

@@ -57,8 +57,8 @@ def file_name(target: Target) -> str:
     return f"{'train' if target.name == TRAINING_SCRIPT else target.name}{target.suffix}"
 
 
-def show_export_bar(result: Result, plan_id: str, plan: Plan) -> None:
-    """Draw the button and the launch line. Nothing is written before the button is pressed."""
+def show_export_bar(result: Result, plan_id: str, plan: Plan, length: int) -> None:
+    """Draw the button and the launch line, in lines of `length` characters. Nothing is written before the button is pressed."""
     target = target_of(state.value("tool") if state.value("method") == "exact" else "", plan)
     with st.container(horizontal=True, vertical_alignment="center", key="export_bar"):
         st.button(
@@ -70,9 +70,8 @@ def show_export_bar(result: Result, plan_id: str, plan: Plan) -> None:
             args=(result, plan_id, plan, target),
         )
         if plan.fits:
-            _show_command(
-                commands.launch_command(target.name, result.cluster, file_name(target), data=data_option(plan))
-            )
+            command = commands.launch_command(target.name, result.cluster, file_name(target), data=data_option(plan))
+            _show_command(command, length)
         else:
             st.caption("A plan that does not fit is not launched.")
     opened: Opened | None = st.session_state.get("exporting")
@@ -82,9 +81,9 @@ def show_export_bar(result: Result, plan_id: str, plan: Plan) -> None:
         _close_dialog()  # the address has changed under it
 
 
-def _show_command(command: str) -> None:
+def _show_command(command: str, length: int = commands.LINE_LENGTH) -> None:
     """Draw what to type, with a button that copies it; a narrow window scrolls it."""
-    st.code(commands.break_line(command), language="bash")
+    st.code(commands.break_line(command, length), language="bash")
 
 
 def _open_dialog(result: Result, plan_id: str, plan: Plan, target: Target) -> None:

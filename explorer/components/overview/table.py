@@ -173,14 +173,17 @@ def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
     }
 
 
-def reserved_range(plan: Plan, reserved: ReservedMemory) -> str:
-    """Write what the allocator reserves under a plan, in GiB: `58.1 to 66.4`, or `all`; empty where the plan does not fit."""
+def reserved_range(plan: Plan, reserved: ReservedMemory, unit: str = "") -> str:
+    """Write what the allocator reserves under a plan, in GiB: `58.1–66.4`, `74.1–79.6, tight` or `all`; empty where the plan does not fit.
+
+    `unit`: what stands behind the range, where no head says it.
+    """
     if not plan.fits:
         return ""
     peak = plan.cost.memory_bytes["peak"]
     # The allocator never reserves less than the tensors take.
     low, high = (units.significant(max(peak, n) / units.GIB) for n in (reserved.low_bytes, reserved.high_bytes))
-    return "all" if reserved.short else units.span(low, high)
+    return "all" if reserved.short else f"{units.span(low, high)}{unit}{', tight' * reserved.tight}"
 
 
 def describe_reserved(short: bool, capacity: float) -> str:
@@ -194,9 +197,9 @@ def describe_reserved(short: bool, capacity: float) -> str:
 
 
 def describe_tight(reserved: ReservedMemory) -> str:
-    """Add that the range may not be free, where the allocator has room for its likely value; else empty."""
+    """Say what `tight` means: the range may not be free, where the allocator has room for its likely value; else empty."""
     return (
-        " With CUDA’s context and NCCL’s buffers this may be more than the GPU has."
+        " Tight: with CUDA’s context and NCCL’s buffers this may be more than the GPU has."
         if reserved.tight and not reserved.short
         else ""
     )
@@ -242,4 +245,5 @@ def explain_choice(
     share = units.percent(abs(own_s / other_s - 1))
     time = f"{share} {'less' if gap > 0 else 'more'} than" if gap else "as long as"
     tie = ", within the doubt" if words.is_tie(plan, plans[other]) else ""
-    return f"{name} takes {time} {against}{tie}: {causes}."
+    last_figure, _, unit = causes.rpartition(" ")  # which no line begins with
+    return f"{name} takes {time} {against}{tie}: {last_figure}\N{NO-BREAK SPACE}{unit}."

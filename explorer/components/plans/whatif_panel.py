@@ -18,7 +18,7 @@ from explorer.components.request_form.fields import control_label
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
 from explorer.session.pace import PacedProgress
-from explorer.text import glossary, recipe, units, words
+from explorer.text import recipe, units, words
 from planner_core.core import Cluster, Plan, PlannerError
 from planner_core.planning import Progress, Request, Result
 from planner_core.planning.pricing import predict_reserved
@@ -93,7 +93,7 @@ def show_what_if(result: Result) -> None:
         note = st.empty()
         if early is not None:
             with place.container():
-                _show_answer(before, early, result.cluster, "whatif_early")
+                _show_answer(result, early, "whatif_early")
             note.caption(EARLY_NOTE)
         with st.spinner("Planning", show_time=True):
             plan = best_plan(request, _stop_when_moved(st.empty()))
@@ -104,7 +104,7 @@ def show_what_if(result: Result) -> None:
     st.session_state[LAST_ANSWER_KEY] = plan
     note.empty()
     with place.container():
-        _show_answer(before, plan, result.cluster, "whatif_answer")
+        _show_answer(result, plan, "whatif_answer")
     _show_buttons(changes, True)
 
 
@@ -188,8 +188,9 @@ def _show_choice(key: str, names: Mapping[Any, str], changes: dict[str, Any]) ->
     )
 
 
-def _show_answer(before: Plan, after: Plan, cluster: Cluster, key: str) -> None:
-    """Draw the plan `after` against the one `before`. `cluster`: that of either, whose GPU no control changes."""
+def _show_answer(result: Result, after: Plan, key: str) -> None:
+    """Draw the plan `after` against the best one at the settings, of `result`, whose GPU no control changes."""
+    before, cluster = result.searched, result.cluster
     with st.container(horizontal=True, key=key, gap="large"):
         show_metrics(before, after)
         if after.fits:
@@ -206,7 +207,20 @@ def _show_answer(before: Plan, after: Plan, cluster: Cluster, key: str) -> None:
         sentences += [frame.escape(state.page_wording(note)) for note in after.notes]
     if sentences:
         st.markdown(" ".join(sentences))
+    if result.recommended is not before and before.fits:
+        st.caption(frame.escape(_describe_recommended(result)))
     show_moved_weights(before, after, key)
+
+
+def _describe_recommended(result: Result) -> str:
+    """Say what is compared, where that is not what the first page recommends."""
+    before, recommended = result.searched, result.recommended
+    steps = [units.seconds(p.cost.step_time_s) for p in (before, recommended)]
+    stages = " of one pipeline stage" * bool(recommended.pipeline)
+    return (
+        f"The best plans{stages} are compared, {steps[0]} before; {recipe.layout_name(recommended)}, which Overview recommends, "
+        f"takes {steps[1]}."
+    )
 
 
 def _show_reserved(plan: Plan, cluster: Cluster) -> None:
@@ -214,8 +228,8 @@ def _show_reserved(plan: Plan, cluster: Cluster) -> None:
     capacity, reserved = cluster.gpu.memory_bytes, predict_reserved(plan, cluster)
     st.metric(
         f"reserved of {units.memory(capacity)}",
-        table.reserved_range(plan, reserved) + " GiB" * (not reserved.short),
-        help=table.describe_reserved(True, capacity) if reserved.short else glossary.ROW_WORDS["reserved"],
+        table.reserved_range(plan, reserved, " GiB"),
+        help=table.describe_reserved(reserved.short, capacity) + table.describe_tight(reserved),
         width="content",
     )
 

@@ -207,7 +207,8 @@ export class Drawing {
   }
 
   /**
-   * The pipeline stages of a node, at its right side: a stack is as many pieces as it has stages, each as long as its copies.
+   * The pipeline stages of a node, at its right side: a stack is as many pieces as it has stages, each as long as its copies. The stage
+   * of a single node stands above it where another node is to its right.
    * @param {SVGGElement} g
    * @param {SceneNode} n
    * @param {number} right
@@ -219,7 +220,9 @@ export class Drawing {
     if (!known) return;
     const s = make("g", { class: "stages" }, g);
     if (n.kind !== "block") {
-      make("text", { x: right + 6, y: top + h / 2 + 4 }, s, `stage ${known[0][0]}`);
+      const taken = this.top.nodes.some((m) => m !== n && Math.abs(m.y - n.y) < h / 2 && m.x > n.x);
+      const at = taken ? { x: right - n.w, y: top - 6 } : { x: right + 6, y: top + h / 2 + 4 };
+      make("text", at, s, `stage ${known[0][0]}`);
       return;
     }
     const all = known.reduce((sum, [, copies]) => sum + copies, 0);
