@@ -153,17 +153,15 @@ def show_links(shown: PlansById) -> None:
     """Draw the cluster of each plan, with what its GPUs send each other."""
     st.markdown(
         "**Who sends to whom**",
-        help="By the algorithm that is cheapest for each collective: a ring, a tree, rings of rings, or pairwise. "
-        "In a tree, inner ranks send more than leaves.",
+        help="By the algorithm that is cheapest for each collective: a ring, rings of rings, or pairwise",
     )
     with st.container(key="wide_links"):
         columns = st.columns(2, gap="large")
     for k, plan in enumerate(shown.values()):
         with columns[k % 2]:
-            trees = any(t.algorithm == "tree" for t in plan.cost.traffic if t.wire_bytes)
             # with stages the ranks hand different bytes to the next
             most_sent = f"{'at most ' * bool(plan.pipeline)}{units.traffic(sent_per_gpu(plan))}"
-            st.markdown(frame.escape(f"{words.plan_title(plan)}: {most_sent} per GPU{' on average' * trees}"))
+            st.markdown(frame.escape(f"{words.plan_title(plan)}: {most_sent} per GPU"))
             drawing = topology.cluster_svg(plan, frame.theme(), list(shown.values()), per_row=2)
             components.draw_svg(drawing, key=f"drawing_{k}")
 

@@ -24,7 +24,6 @@ GLOSSARY = {
     "mesh": "the GPUs as a grid of named axes; a tensor is split or repeated along each axis by itself",
     "gathered at use": "each GPU stores a slice; the whole weight is fetched shortly before it is used, and dropped after",
     "ring": "each GPU passes pieces on to its neighbour; least bytes, many steps",
-    "tree": "sums go up a tree and down again; few steps, for small messages",
     "hierarchical": "first within the nodes, then between them: few bytes leave a node",
     "pairwise": "each pair of GPUs exchanges its pieces",
     "NVLink": "the links between the GPUs of one node",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -16,7 +14,7 @@ from planner_core.cost.communication.routes import algorithm_hops, bytes_between
 from planner_core.planning.request import Request
 from tests.support.plans import planned
 
-EXACT = ("ring", "hierarchical", "pairwise")
+ALGORITHMS = ("ring", "hierarchical", "pairwise")
 
 
 def wire(plan: Plan, *phases: str) -> int:
@@ -39,17 +37,10 @@ def test_row_sums_are_the_plans_wire_bytes(model: str, cluster: str) -> None:
     seen = set()
     for plan in result.plans:
         matrix = bytes_between_gpus(plan, result.cluster)
-        assert matrix.sum(axis=1).mean() == pytest.approx(wire(plan), rel=1e-9)
         assert np.all(np.diag(matrix) == 0)
-        exact = tuple(t for t in plan.cost.traffic if t.algorithm in EXACT)
         seen |= {t.algorithm for t in plan.cost.traffic}
-        rest = replace(plan, cost=replace(plan.cost, traffic=exact))
-        assert bytes_between_gpus(rest, result.cluster).sum(axis=1) == pytest.approx(
-            np.full(plan.mesh.num_devices, wire(rest))
-        )
-        assert bytes_between_gpus(rest, result.cluster).sum(axis=0) == pytest.approx(
-            np.full(plan.mesh.num_devices, wire(rest))
-        )
+        for axis in (0, 1):
+            assert matrix.sum(axis=axis) == pytest.approx(np.full(plan.mesh.num_devices, wire(plan)))
         parts = [bytes_between_gpus(plan, result.cluster, (phase,)) for phase in PHASES]
         assert np.add.reduce(parts) == pytest.approx(matrix)
         assert parts[0].sum(axis=1).mean() == pytest.approx(wire(plan, "forward"))
@@ -57,27 +48,19 @@ def test_row_sums_are_the_plans_wire_bytes(model: str, cluster: str) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 16])
-@pytest.mark.parametrize("algorithm", [*EXACT, "tree"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_shares_of_a_group_add_up(algorithm: str, size: int) -> None:
     members = (2, size // 2) if size % 2 == 0 and size > 2 else (size,)
     h = algorithm_hops(algorithm, size, members)
     assert h.share.sum() == pytest.approx(size)
     assert np.all(h.src != h.dst)
     rows = np.bincount(h.src, weights=h.share, minlength=size)
-    if algorithm in EXACT:
-        assert rows == pytest.approx(np.ones(size))
+    assert rows == pytest.approx(np.ones(size))
     # a sum reaches everybody only over links that join everybody
     reached = {0}
     for _ in range(size):
         reached |= {int(b) for a, b in zip(h.src, h.dst, strict=True) if int(a) in reached}
     assert reached == set(range(size))
-
-
-def test_a_tree_sends_down_what_it_sends_up() -> None:
-    h = algorithm_hops("tree", 8)
-    pairs = sorted(zip(h.src.tolist(), h.dst.tolist(), strict=True))
-    assert pairs == sorted((b, a) for a, b in pairs)
-    assert len(pairs) == 2 * 2 * 7
 
 
 def one_collective(kind: str, algorithm: str, mesh: DeviceMesh, axis: int, size: int) -> Plan:

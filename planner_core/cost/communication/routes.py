@@ -2,11 +2,9 @@
 
     ring           each rank sends all it sends to its next neighbour
     hierarchical   a ring on every level: (m-1)/m of B inside, then (k-1)/k of B/m across, ...
-    tree           two binary trees, one the mirror of the other; each edge carries half of B up and half of B down
     pairwise       the same to every other rank
 
-In a ring, hierarchical or pairwise, every rank sends exactly the plan's wire bytes. In a tree the mean rank does, since inner
-ranks send more than leaves.
+Every rank sends exactly the plan's wire bytes.
 """
 
 from __future__ import annotations
@@ -102,13 +100,7 @@ def algorithm_hops(algorithm: str, size: int, members: Sequence[int] = ()) -> Ho
         return Hops(src, (src + step + 1) % size, np.full(len(src), 1 / (size - 1)))
     if algorithm == "hierarchical":
         return _rings_of_rings(size, members)
-    if algorithm == "tree":
-        # Inner ranks of one tree are leaves of its mirror, so that the two together load the ranks alike (NCCL's double binary tree).
-        edges = [e for order in (here, here[::-1]) for e in _tree_edges(order, tuple(members) or (size,))]
-        up = np.array(edges, dtype=np.int64)
-        src, dst = np.concatenate([up, up[:, ::-1]]).T
-        return Hops(src, dst, np.full(len(src), size / len(src)))
-    raise ValueError(f"{algorithm!r} is not an algorithm; choose ring, tree, hierarchical or pairwise")
+    raise ValueError(f"{algorithm!r} is not an algorithm; choose ring, hierarchical or pairwise")
 
 
 def _rings_of_rings(size: int, members: Sequence[int]) -> Hops:
@@ -123,13 +115,3 @@ def _rings_of_rings(size: int, members: Sequence[int]) -> Hops:
         share.append(np.full(size, (m - 1) / m / inside * size / (size - 1)))
         inside *= m
     return Hops(np.concatenate(src), np.concatenate(dst), np.concatenate(share))
-
-
-def _tree_edges(order: Ints, members: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Pairs (child, parent) of a binary tree, level by level. The first rank of each unit is in the tree of the next level."""
-    leaders = [int(k) for k in order]
-    for m in members:
-        units = [leaders[i : i + m] for i in range(0, len(leaders), m)]
-        for unit in units:
-            yield from ((unit[k], unit[(k - 1) // 2]) for k in range(1, len(unit)))
-        leaders = [unit[0] for unit in units]
