@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 
-from planner_core.core import MAGNITUDES
-from planner_core.core import Unreadable as Unreadable
-from planner_core.core import parse_tokens as parse_tokens
+from planner_core.core import MAGNITUDES, Unreadable
 
 
 def format_tokens(tokens: float) -> str:
-    """Write a number of tokens as `parse_tokens` reads it: `15T`."""
+    """Write a number of tokens as `core.parse_tokens` reads it: `15T`."""
     letter = next((x for x in "TBM" if tokens >= MAGNITUDES[x]), "")
     return f"{tokens / MAGNITUDES[letter]:.10g}{letter}"
 

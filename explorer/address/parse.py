@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from explorer.address import setups, uploaded_cluster
-from explorer.address.amounts import Unreadable
 from explorer.text.commands import OWN_PREFIX, is_uploaded_model
-from planner_core.core import AUTO as AUTO
-from planner_core.core import OPTIONS, InputError, cluster_names
+from planner_core.core import AUTO, OPTIONS, InputError, Unreadable, cluster_names
 from planner_core.models import ZOO
 
 MAX_TEXT = 2000
@@ -76,14 +74,6 @@ def option_value(name: str) -> Parse:
         return AUTO if option.automatic and text == AUTO else option.kind(text)
 
     return parse
-
-
-def overlay_name(known: Iterable[str]) -> Parse:
-    """Return a parser of what the graph shows; names of older links are read as the first one."""
-    names = tuple(known)
-    parse = one_of(names, "overlay")
-    # Links that people have sent stay valid.
-    return lambda text: names[0] if text in ("graph", "placement") else parse(text)
 
 
 def whole_number(least: int, most: int) -> Parse:

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from explorer.address import settings
-from explorer.address.settings import REQUEST_KEYS, SETTINGS, Unreadable
+from explorer.address.settings import REQUEST_KEYS, SETTINGS
+from planner_core.core import Unreadable
 
 SEPARATOR = "@"
 EDITED_ID = "edited"

@@ -11,20 +11,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from explorer.address import parse, uploaded_cluster
-from explorer.address.amounts import Unreadable as Unreadable
-from explorer.address.amounts import format_tokens as format_tokens
-from explorer.address.amounts import parse_tokens as parse_tokens
-from explorer.address.parse import AUTO as AUTO
-from explorer.address.parse import STAGE_NAMES as STAGE_NAMES
-from explorer.address.parse import Setting, Value
+from explorer.address.amounts import format_tokens
+from explorer.address.parse import STAGE_NAMES, Setting, Value
 from explorer.text.commands import OWN_PREFIX
 from explorer.text.recipe import RECOMPUTED
 from planner_core.core import (
+    AUTO,
     DEFAULT_PRECISION,
     OPTIONS,
     InputError,
+    Unreadable,
     gpu_names,
     load_cluster,
+    parse_tokens,
     split_size,
 )
 from planner_core.exporters import TARGETS
@@ -115,7 +114,7 @@ SETTINGS: dict[str, Setting] = {
     "compare": Setting((), parse.text_list),
     "node": Setting("", parse.limited_text),
     "open": Setting(None, parse.text_list),
-    "show": Setting("split", parse.overlay_name(OVERLAYS)),
+    "show": Setting("split", parse.one_of(OVERLAYS, "overlay")),
     "block": Setting("", parse.limited_text),
     "axis": Setting("step", parse.one_of(SCATTER_TIMES, "axis")),
     "methods": Setting("", parse.one_of(("", "all"), "choice of methods")),

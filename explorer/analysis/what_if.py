@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from explorer.address import settings
-from explorer.address.settings import SETTINGS, Unreadable
+from explorer.address.settings import SETTINGS
 from explorer.analysis.differences import group_copies
 from explorer.jobs.malloc_trim import trim_memory
 from explorer.text import units, words
-from planner_core.core import Cluster, NoPlanFits, Plan, divisors, glob_name, join_name
+from planner_core.core import Cluster, NoPlanFits, Plan, Unreadable, divisors, glob_name, join_name
 from planner_core.planning import (
     FIRST_PASSES,
     Effort,

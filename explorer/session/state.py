@@ -18,7 +18,6 @@ import streamlit as st
 
 from explorer.address import carry, edits, pins, settings
 from explorer.address.pins import EDITED_ID
-from explorer.address.settings import Unreadable
 from explorer.graph.modules import group_by_module
 from explorer.graph.scene import Scene, build_scene
 from explorer.jobs.background import BackgroundJob
@@ -28,7 +27,7 @@ from explorer.text.commands import is_uploaded_model
 from explorer.text.option_words import page_wording as page_wording
 from explorer.text.option_words import word_terms
 from explorer.text.words import escape, plan_title
-from planner_core.core import NoPlanFits, Plan, PlannerError, PlanRole
+from planner_core.core import NoPlanFits, Plan, PlannerError, PlanRole, Unreadable
 from planner_core.planning import FIRST_PASSES, GraphSource, Progress, Request, Result, plan_ids, plan_model
 from planner_core.planning.pricing import Budget
 

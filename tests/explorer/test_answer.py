@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.address import settings
+from explorer.address.amounts import format_tokens
 from explorer.analysis import remedies, rows, shortlist, step_parts
 from explorer.text import commands, recipe, tables
-from planner_core.core import Cluster, Plan, load_cluster
+from planner_core.core import Cluster, Plan, Unreadable, load_cluster, parse_tokens
 from planner_core.planning import Request, Result, plan_ids
 from planner_core.planning.analysis import step_work
 from planner_core.planning.methods import BASELINES
@@ -148,14 +149,14 @@ def test_sequence_parallelism_is_said_of_the_plan_that_has_it() -> None:
     ("text", "tokens"), [("15T", 15e12), ("300 b", 300e9), ("1e12", 1e12), ("2.5M", 2.5e6), ("7", 7.0)]
 )
 def test_tokens_are_read_as_people_write_them(text: str, tokens: float) -> None:
-    assert settings.parse_tokens(text) == tokens
-    assert settings.parse_tokens(settings.format_tokens(tokens)) == tokens
+    assert parse_tokens(text) == tokens
+    assert parse_tokens(format_tokens(tokens)) == tokens
 
 
 @pytest.mark.parametrize("text", ["", "many", "-1T", "1e99", "0"])
 def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
-    with pytest.raises(settings.Unreadable):
-        settings.parse_tokens(text)
+    with pytest.raises(Unreadable):
+        parse_tokens(text)
 
 
 def values(**changes: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import pytest
 
 from explorer.address import settings
 from explorer.address.amounts import parse_batch
-from explorer.address.settings import Unreadable
 from explorer.analysis import step_parts
 from explorer.analysis.differences import compare_weights
 from explorer.analysis.shortlist import MAX_LISTED, ListedPlan, add_chosen, are_equal, merge_equal, shortlist
@@ -26,7 +25,7 @@ from explorer.session import current_setup, state
 from explorer.text import commands, recipe, units
 from explorer.text.shortage import Shortage
 from explorer.text.words import title_in_sentence
-from planner_core.core import InputError, PlanRole, load_cluster
+from planner_core.core import InputError, PlanRole, Unreadable, load_cluster
 from planner_core.planning import STAGES_PLAN_NAME, Request, Result, plan_ids, prepare_planner, replace_request
 from planner_core.planning.analysis.legend import fits_mark
 from planner_core.planning.analysis.reporting import reserved_text

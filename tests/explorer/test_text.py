@@ -83,7 +83,9 @@ def test_a_link_keeps_the_precision_that_it_states(address: dict[str, str], prec
 def test_a_link_holds_every_stage_of_zero(stage: str) -> None:
     values, problems = settings.parse_query({"zero": stage})
     assert not problems and settings.build_request(values).zero == (None if stage == "auto" else int(stage))
-    assert settings.parse_query(settings.to_query(values))[0] == values and values["zero"] in settings.STAGE_NAMES
+    assert (
+        settings.parse_query(settings.to_query(values))[0] == values and values["zero"] in settings.VALUE_NAMES["zero"]
+    )
 
 
 def test_settings_survive_the_address() -> None:

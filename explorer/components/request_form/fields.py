@@ -8,9 +8,8 @@ from typing import Any
 import streamlit as st
 
 from explorer.address import settings
-from explorer.address.amounts import Unreadable
 from explorer.session import state
-from planner_core.core import OPTIONS, PlannerError
+from planner_core.core import OPTIONS, PlannerError, Unreadable
 
 Parse = Callable[[Any], dict[str, Any]]
 """Turns a field's new value into changed settings. It may raise `Unreadable`."""

@@ -10,7 +10,6 @@ from typing import Any
 import streamlit as st
 
 from explorer.address import amounts, settings, uploaded_cluster
-from explorer.address.amounts import Unreadable
 from explorer.components import complete_address
 from explorer.components.request_form.fields import Form
 from explorer.components.request_form.setup import show_setup_chip
@@ -24,10 +23,12 @@ from planner_core.core import (
     OPTIONS,
     Cluster,
     InputError,
+    Unreadable,
     cluster_names,
     gpu_names,
     load_cluster,
     mesh_shapes,
+    parse_tokens,
 )
 from planner_core.models import ZOO
 from planner_core.planning import usable_bytes
@@ -324,14 +325,14 @@ def _workload_fields(v: dict[str, Any], cluster: Cluster) -> None:
         if seq != 1 and not fixed:
             form.whole("seq", seq, label="Tokens of a sample")
         form.whole("accumulate", v["accumulate"], empty="as many as are best")
-        tokens = "" if v["tokens"] is None else settings.format_tokens(v["tokens"])
+        tokens = "" if v["tokens"] is None else amounts.format_tokens(v["tokens"])
         form.line("Tokens of the whole run", "tokens", tokens, _parse_tokens, empty="such as 15T, for days and cost")
         form.amount("Price of a GPU hour", "price", v["price"], empty="in any currency")
 
 
 def _parse_tokens(text: str) -> dict[str, Any]:
     try:
-        return {"tokens": settings.parse_tokens(text) if text.strip() else None}
+        return {"tokens": parse_tokens(text) if text.strip() else None}
     except Unreadable as why:
         raise Unreadable(f"“{text[:40]}” {why}.") from None
 
