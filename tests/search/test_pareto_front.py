@@ -100,13 +100,6 @@ def test_copies_of_a_uniform_front_are_alike() -> None:
         assert all(c == copies[0] for c in copies)
 
 
-def test_stopping_leaves_the_corners() -> None:
-    problem = problem_of(load_snapshot("llama-3-8b", layers=4))
-    corners = find_pareto_front(problem, stop=lambda: True)
-    assert not corners.exact
-    assert len(corners.cost_s) < len(find_pareto_front(problem).cost_s)
-
-
 def test_a_corner_that_is_beaten_is_none() -> None:
     """The search for the least memory may end at a point that another beats: between the two lies nothing to look through."""
     points = [(1.0, 9.0e9), (2.0, 5.0e9), (5.0, 2.0e9), (6.0, 2.0e9)]

@@ -59,13 +59,10 @@ class ParetoFront:
         return self.make_assignment[point]()
 
 
-def find_pareto_front(
-    problem: Problem, objective: str = "communication", stop: Callable[[], bool] = lambda: False
-) -> ParetoFront:
+def find_pareto_front(problem: Problem, objective: str = "communication") -> ParetoFront:
     """Return the Pareto front between an objective and memory.
 
-    All copies of a run are equal if `problem.uniform`; otherwise each copy may differ. `stop` is called between two parts; if
-    it returns True, the rest is left out.
+    All copies of a run are equal if `problem.uniform`; otherwise each copy may differ.
     """
     free = make_objective(problem, objective)
     points: list[tuple[float, float, Callable[[], Assignment]]] = []
@@ -74,9 +71,6 @@ def find_pareto_front(
     for a in corners:
         points.append((a.seconds, float(a.totals[FORWARD]), lambda a=a: a))  # type: ignore[misc]
     for a, b in pairwise(corners):
-        if stop():
-            exact = False
-            break
         try:
             part = _points_between(problem, free, a, b)
         except TooManyPoints:
