@@ -51,42 +51,25 @@ def find_equal_cost(block: Candidates, index: int) -> Ints:
     return np.flatnonzero((x == x[index]) & (y == y[index]))
 
 
-def placement_choices(block: Candidates, plan: Plan) -> dict[str, int]:
-    """Return a plan's placements of the block's weights on its last axis, as choices of a candidate; those of most copies.
-
-    A weight that is gathered at use counts as whole.
-    """
-    variants = [b for label, b in plan.blocks.items() if BlockLabel.parse(label).block == block.block]
-    variant = max(variants, key=lambda b: len(b.prefixes), default=None)
-    choices = {}
-    for name in block.weights if variant else ():
-        assert variant is not None
-        param = variant.params.get(name)
-        if param is not None:
-            last = len(param.working) - 1
-            p = param.working[last]
-            choices[name] = 1 + min(p.dim, 1) if isinstance(p, Shard) and last not in param.gathered else 0
-    return choices
-
-
 def candidate_of_plan(block: Candidates, plan: Plan) -> int | None:
-    """Return the candidate that equals a plan's block: placed alike on an axis of the same size. None where there is none."""
-    return candidate_placed_as(block, plan) if plan.mesh.axis_sizes[-1] == block.axis_size else None
-
-
-def candidate_placed_as(block: Candidates, plan: Plan) -> int | None:
-    """Return the candidate that places the weights as a plan does on its last axis, of whatever size.
+    """Return the candidate that equals a plan's block in most copies: placed alike on a last axis of the same size.
 
     None for a plan that gathers weights, or shards their states there: a candidate keeps both whole.
     """
+    if plan.mesh.axis_sizes[-1] != block.axis_size:
+        return None
     variants = [b for label, b in plan.blocks.items() if BlockLabel.parse(label).block == block.block]
     placed = [p for b in variants for name, p in b.params.items() if name in block.weights]
     if any(p.gathered or len(plan.mesh.axis_sizes) - 1 in p.once_gathered_axes for p in placed):
         return None
-    choices = placement_choices(block, plan)
-    if len(choices) < len(block.weights):
+    params = max(variants, key=lambda b: len(b.prefixes)).params if variants else {}
+    if not params.keys() >= set(block.weights):
         return None
-    return int(sum(choices[w] * 3**k for k, w in enumerate(reversed(block.weights))))
+    index = 0
+    for weight in block.weights:
+        used = params[weight].working[-1]
+        index = 3 * index + (1 + min(used.dim, 1) if isinstance(used, Shard) else 0)
+    return index
 
 
 # --- ties --------------------------------------------------------------------------------------------

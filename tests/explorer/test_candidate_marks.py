@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from explorer.address import pins, settings
-from explorer.address.settings import Unreadable
 from explorer.analysis import candidate_marks as marks
 from explorer.figures import plans_chart, scatter
 from explorer.figures.palette import LIGHT
 from explorer.jobs.result_cache import ResultCache
+from planner_core.core import Unreadable
 from planner_core.planning import plan_ids
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
@@ -54,26 +54,24 @@ def test_marks_hold_every_candidate_once(result: Result) -> None:
         assert first in marks.find_equal_cost(found, int(first))
 
 
-def test_a_plan_is_found_among_the_candidates(result: Result) -> None:
-    (found,) = result.candidates
-    for plan in result.plans:
-        index = marks.candidate_of_plan(found, plan)
-        if plan.mesh.axis_sizes[-1] != found.axis_size:
-            assert index is None
-        elif index is not None:
-            chosen = marks.placement_choices(found, plan)
-            assert [int(c) for c in found.choice[index]] == [chosen[w] for w in found.weights]
-    assert any(marks.candidate_of_plan(found, p) is not None for p in planned(Request("llama-3-8b", mesh="2x8")).plans)
+def test_a_plan_is_found_among_the_candidates() -> None:
+    found = planned(Request("llama-3-8b", mesh="2x8"))
+    ((block,), plans) = found.candidates, plan_ids(found.plans)
+    like = {n: marks.candidate_of_plan(block, p) for n, p in plans.items()}
+    for name, index in like.items():
+        if index is not None:
+            params = plans[name].blocks["LlamaDecoderLayer"].params
+            placed = [marks.PLACEMENTS[c] for c in block.choice[index]]
+            assert placed == [str(params[w].working[-1]) for w in block.weights]
+    assert like["megatron-lm"] is not None
+    gathering = [n for n, p in plans.items() if any(x.gathered for x in p.blocks["LlamaDecoderLayer"].params.values())]
+    assert gathering and all(like[n] is None for n in gathering), "no candidate gathers weights"
 
 
-def test_plans_that_keep_their_weights_are_candidates(result: Result, plans: dict[str, Any]) -> None:
-    (found,) = result.candidates
-    like = {n: marks.candidate_placed_as(found, p) for n, p in plans.items()}
-    assert like["data-parallel"] == 0 and like["megatron-lm"] is not None
-    placed = dict(zip(found.weights, found.choice[like["megatron-lm"]], strict=True))
-    assert [marks.PLACEMENTS[placed[f"mlp.{w}_proj.weight"]] for w in ("up", "down")] == ["S(0)", "S(1)"]
-    # they gather weights, or shard what belongs to them, which no candidate does
-    assert like["best"] is None and like["fsdp"] is None
+def test_a_plan_on_another_axis_is_no_candidate(result: Result) -> None:
+    (block,) = result.candidates
+    others = [p for p in result.plans if p.mesh.axis_sizes[-1] != block.axis_size]
+    assert others and not any(marks.candidate_of_plan(block, p) is not None for p in others)
 
 
 @pytest.mark.parametrize("n", [2187, 59_049, 100_000])
