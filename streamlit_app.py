@@ -21,8 +21,6 @@ PAGES = (
     ("measured", "Measured", "Published runs, predicted against measured"),
     ("learn", "Learn", "Parallel training in short lessons"),
 )
-# pages of before, which links may still name, and an address that a reader of the menu may type
-MOVED = ("answer", "fold", "topology", "export", "what-if")
 
 
 def view() -> None:
@@ -42,7 +40,8 @@ def view() -> None:
             )
             for name, title, text in PAGES
         ]
-        + [st.Page("explorer/pages/moved.py", title=name, url_path=name, visibility="hidden") for name in MOVED],
+        # the name in the menu, as a reader may type it
+        + [st.Page("explorer/pages/to_whatif.py", title="what-if", url_path="what-if", visibility="hidden")],
         position="top",
     ).run()
 
