@@ -37,15 +37,10 @@ def show_remedies(result: Result, plans: Mapping[str, Plan]) -> None:
     offer_remedies(least / limit)
 
 
-def show_remedies_for_refusal() -> None:
-    """Draw what would fit below the sentence with which the planner refuses the settings."""
-    offer_remedies(None)
-
-
-def offer_remedies(need: float | None) -> None:
+def offer_remedies(need: float | None = None) -> None:
     """Draw the remedies as buttons, each with what it would take; plan one after the other.
 
-    `need` is the least memory that a plan takes, over what there is; None where the planner does not know.
+    `need` is the least memory that a plan takes, over what there is; None where the planner refuses the settings without it.
     """
     values = state.values()
     try:
@@ -57,7 +52,8 @@ def offer_remedies(need: float | None) -> None:
         st.caption("Planning was stopped; the buttons below change the settings all the same.")
     # All places first: a row that is known sooner must not move those that are not.
     places = [
-        st.container(horizontal=True, vertical_alignment="center", key=f"way_{k}").empty() for k in range(len(ladders))
+        st.container(horizontal=True, vertical_alignment="center", key=f"remedy_{k}").empty()
+        for k in range(len(ladders))
     ]
     progress = st.empty()
     for k, ladder in enumerate(ladders):
@@ -68,7 +64,7 @@ def offer_remedies(need: float | None) -> None:
 
 
 def _is_stopped() -> bool:
-    return bool(st.session_state.get("ways_stopped") == state.current_request())
+    return bool(st.session_state.get("remedies_stopped") == state.current_request())
 
 
 def _find_fitting(k: int, ladder: list[Remedy], place: Any) -> tuple[Remedy, Result] | None:
@@ -78,7 +74,9 @@ def _find_fitting(k: int, ladder: list[Remedy], place: Any) -> tuple[Remedy, Res
         return None
     for rung, remedy in enumerate(ladder):
         progress = state.progress_with_stop(
-            place, lambda: st.session_state.update(ways_stopped=request, changed=True), key=f"stop_way_{k}_{rung}"
+            place,
+            lambda: st.session_state.update(remedies_stopped=request, changed=True),
+            key=f"stop_remedy_{k}_{rung}",
         )
         try:
             result = state.plan_request(settings.build_request({**state.values(), **remedy.changes}), progress)
@@ -96,7 +94,7 @@ def _show_remedy(k: int, ladder: list[Remedy], fitting: tuple[Remedy, Result] | 
     if fitting is None and not _is_stopped():
         st.caption(f"{frame.escape(remedy.words)}: still does not fit.")
         return
-    st.button(remedy.words, key=f"way_out_{k}", on_click=lambda: state.change(**remedy.changes))
+    st.button(remedy.words, key=f"take_remedy_{k}", on_click=lambda: state.change(**remedy.changes))
     if fitting is not None:
         st.markdown(frame.escape(_describe_result(fitting[1])), width="content")
 

@@ -39,8 +39,8 @@ POLL_S = 0.2
 FOLDER = Path(tempfile.gettempdir()) / "shardscope-own"
 CAPTURE = "planner_core.models.sandbox.write_graph"
 """The module that captures a config in a process of its own."""
-"""What a config says of its model's size, by the names that models give it."""
-
+FACTS = "capture.json"
+"""What the first capture of a model found."""
 UNNAMED = "your own model"
 
 
@@ -99,7 +99,7 @@ def model_title(name: str) -> str:
 
 def describe_capture(name: str) -> str | None:
     """Say what the capture found, and how long it took; None before the first."""
-    file = FOLDER / name.removeprefix(OWN_PREFIX) / "told.json"
+    file = FOLDER / name.removeprefix(OWN_PREFIX) / FACTS
     if not file.is_file():
         return None
     data = json.loads(file.read_text(encoding="utf-8"))
@@ -132,7 +132,7 @@ def load_graph(request: Request, say: Callable[[str], None] | None = None) -> Gr
         "ops": graph.num_ops,
         "blocks": graph.num_repeats,
     }
-    (folder / "told.json").write_text(json.dumps(facts), encoding="utf-8")
+    (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
     return graph
 
 

@@ -21,7 +21,7 @@ WIDTH, HEIGHT = 470, 660  # pixels of the graph
 
 def page() -> None:
     """Draw the page."""
-    result = frame.open_page(state.FIRST, short=remedies.show_remedies_for_refusal)
+    result = frame.open_page(state.FIRST, short=remedies.offer_remedies)
     plans = current_setup.with_extra_plans(plan_ids(result.plans), result)
     show_uneven_batch(result)
     # What would fit changes the settings, and with them the whole page.

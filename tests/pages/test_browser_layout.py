@@ -54,7 +54,7 @@ def test_what_would_fit_is_beside_the_graph(visit: Visit) -> None:
     """It lay a screen below the graph, and the place beside it was empty. A button changes the whole page."""
     visit.page.set_viewport_size({"width": 1440, "height": 900})
     visit.open(NOTHING_FITS)
-    ways, graph = visit.page.locator("[class*='st-key-way_out_']"), visit.page.locator(".graph").first
+    ways, graph = visit.page.locator("[class*='st-key-take_remedy_']"), visit.page.locator(".graph").first
     ways.first.wait_for()
     at, beside = ways.first.bounding_box(), graph.bounding_box()
     assert at and beside and at["x"] > beside["x"] + beside["width"] and at["y"] < beside["y"] + beside["height"]
