@@ -182,7 +182,7 @@ class RuntimeUnit:
         seen: set[Weight] = set()
         for use in self.uses:
             source = self.sources[use.argument] = self._gradient_source(use)
-            if use.trained and use.weight.parameter.requires_grad and "accept_gradient" not in vars(source):
+            if use.trained and use.weight.parameter.requires_grad and source.take_gradient is None:
                 if use.weight.first_unit is None:
                     use.weight.first_unit = self
                 # Without `final` nothing is left to defer: the moves of the use itself bring its gradient to the parameter.
@@ -191,7 +191,7 @@ class RuntimeUnit:
                 key = (deferred, message_key(use.reduce), message_key(use.weight.final), use.weight.gradient_dtype)
                 groups.setdefault(key, []).append((use, source))
                 # A mark until the bucket exists: two uses of one unit may share a source, and its gradient arrives once.
-                source.accept_gradient = lambda gradient: None  # type: ignore[method-assign]
+                source.take_gradient = lambda gradient: None
         # Deferred buckets first: if the unit uses a weight twice, the bucket that finishes its gradient must see the sum of both uses.
         for (deferred, *_), members in sorted(groups.items(), key=lambda item: not item[0][0]):
             shapes = [tuple(source.leaf.shape) for _, source in members]
@@ -201,7 +201,7 @@ class RuntimeUnit:
             self.deferred_weights += [u.weight for u, _ in members if deferred]
             self.reductions.append(reduction)
             for at, (_, source) in enumerate(members):
-                source.accept_gradient = functools.partial(self._take_gradient, reduction, at)  # type: ignore[method-assign]
+                source.take_gradient = functools.partial(self._take_gradient, reduction, at)
             self.expected += len(members)
 
     def _gradient_source(self, use: UnitWeight) -> GatheredWeight | SeparatelyReducedUse | Weight:

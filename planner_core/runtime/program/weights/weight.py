@@ -12,7 +12,7 @@ Autograd sees working and gathered tensors only, as leaves. Their gradients go t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,8 +37,22 @@ def find_weight(parameter: torch.Tensor) -> Weight | None:
     return WEIGHT_OF_PARAMETER.get(parameter, lambda: None)()  # type: ignore[no-any-return]
 
 
+class GradientSource:
+    """A weight as a unit uses it: autograd hands over its gradient, and the unit says where that goes."""
+
+    names: tuple[str, ...]
+    take_gradient: Callable[[torch.Tensor], None] | None = None
+    """Takes the gradient to a bucket of the unit. None if the planned loss sends none."""
+
+    def accept_gradient(self, gradient: torch.Tensor) -> None:
+        """Accept autograd's gradient. Raises PlanMismatch if none was planned."""
+        if self.take_gradient is None:
+            raise unplanned_gradient_error(self.names[0])
+        self.take_gradient(gradient)
+
+
 @dataclass(eq=False)
-class Weight:
+class Weight(GradientSource):
     """One parameter. `names` are all its names in the model. `local` is this rank's part of it, as a view.
 
     `refresh` are the moves from `local` to the working copy. `final` are the moves from the accumulated gradient to the
@@ -104,10 +118,6 @@ class Weight:
     def operand(self) -> torch.Tensor:
         """Return the weight as a unit's function takes it."""
         return self.leaf
-
-    def accept_gradient(self, gradient: torch.Tensor) -> None:
-        """Accept autograd's gradient of the leaf. The weight's unit replaces this method."""
-        raise unplanned_gradient_error(self.names[0])
 
     @property
     def local(self) -> torch.Tensor:
@@ -194,11 +204,11 @@ def redirect_gradient(leaf: torch.Tensor, sink: Weight | GatheredWeight) -> None
         leaf.register_post_accumulate_grad_hook(hand_over)
 
 
-class GatheredWeight:
+class GatheredWeight(GradientSource):
     """A weight that is gathered for use: a leaf whose memory belongs to a bucket."""
 
     def __init__(self, weight: Weight, steps: tuple[AxisMove, ...]) -> None:
-        self.weight, self.steps = weight, steps
+        self.weight, self.names, self.steps = weight, weight.names, steps
         stages = bucket_stages([weight], [weight.working_shape], [steps])
         self.shape = stages[-1][0].result_shape if stages else weight.working_shape
         self.leaf: torch.Tensor
@@ -209,16 +219,13 @@ class GatheredWeight:
         """Return the weight as a unit's function takes it."""
         return self.leaf if self.anchor is None else _UseOfWeight.apply(self.anchor, self.leaf, self)
 
-    def accept_gradient(self, gradient: torch.Tensor) -> None:
-        """Accept autograd's gradient of the leaf. The unit replaces this method."""
-        raise unplanned_gradient_error(self.weight.names[0])
 
-
-class SeparatelyReducedUse:
+class SeparatelyReducedUse(GradientSource):
     """One of several uses of a weight that is not gathered, if each use reduces its gradient in every micro-batch (ZeRO-2)."""
 
     def __init__(self, weight: Weight) -> None:
-        self.weight, self.anchor = weight, torch.empty(0, device=weight.local.device, requires_grad=True)
+        self.weight, self.names = weight, weight.names
+        self.anchor = torch.empty(0, device=weight.local.device, requires_grad=True)
 
     @property
     def leaf(self) -> torch.Tensor:
@@ -228,10 +235,6 @@ class SeparatelyReducedUse:
     def operand(self) -> torch.Tensor:
         """Return the weight as a unit's function takes it."""
         return _UseOfWeight.apply(self.anchor, self.leaf, self)  # type: ignore[no-any-return]
-
-    def accept_gradient(self, gradient: torch.Tensor) -> None:
-        """Accept autograd's gradient of this use. The unit replaces this method."""
-        raise unplanned_gradient_error(self.weight.names[0])
 
 
 class _UseOfWeight(torch.autograd.Function):
