@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -27,6 +28,15 @@ KINDS = ("params", "grads", "optimizer", "activations", "buffers", IN_FLIGHT)
 CONSTANTS = "constants"
 """The kind of tensors that are computed from inputs alone, before the first operator takes one. A prediction counts those that operators
 take, and not what is freed on the way to them, nor the inputs."""
+
+
+@dataclass(slots=True)
+class _Storage:
+    """A storage that is alive. `watch`: a weak reference, whose callback counts its end."""
+
+    num_bytes: int
+    kind: str
+    watch: object
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -48,7 +58,7 @@ class MemoryTracker(TorchDispatchMode):
         self.peak_of_constants = self._live_constants = 0
         self.makes_constants = False
         """Whether the program is making its constants. The batch that ranks gather of their inputs is predicted, and counts."""
-        self._known: dict[int, tuple[int, str, object]] = {}
+        self._known: dict[int, _Storage] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, DTensor) for t in types):
@@ -92,37 +102,36 @@ class MemoryTracker(TorchDispatchMode):
 
     def _count_lasting_constants(self) -> None:
         """Count the constants that operators take, which a prediction counts too. Those on the way to them are freed by now."""
-        lasting = [key for key, (num_bytes, kind, _) in self._known.items() if kind == CONSTANTS and num_bytes]
-        for key in lasting:
-            num_bytes, _, watch = self._known[key]
-            self._add_bytes(CONSTANTS, -num_bytes)
-            self._known[key] = (num_bytes, self.kind, watch)
-            self._add_bytes(self.kind, num_bytes)
+        for storage in self._known.values():
+            if storage.kind == CONSTANTS and storage.num_bytes:
+                self._count_as(storage, self.kind)
 
     def _are_constants(self, operands: Iterable[torch.Tensor]) -> bool:
         """Return whether all operands on meta are inputs of the step or constants."""
         known = [self._known.get(storage_id(t)) for t in operands if t.is_meta]
-        return bool(known) and all(entry is not None and entry[1] == CONSTANTS for entry in known)
+        return bool(known) and all(entry is not None and entry.kind == CONSTANTS for entry in known)
 
     def add(self, tensor: torch.Tensor, kind: str) -> None:
         """Count a tensor's storage as `kind`, even if it was counted as another kind before."""
         # A DTensor is a wrapper without memory: what a rank holds is the storage of its local part.
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         storage = local.untyped_storage()
-        key = storage_key(storage)
-        if key in self._known:
-            num_bytes, before, watch = self._known[key]
-            self._add_bytes(before, -num_bytes)
-            self._known[key] = (num_bytes, kind, watch)
+        if (known := self._known.get(storage_key(storage))) is not None:
+            self._count_as(known, kind)
         else:
-            num_bytes = storage.nbytes()
-            self._watch_storage(storage, num_bytes, kind)
-        self._add_bytes(kind, num_bytes)
+            self._watch_storage(storage, storage.nbytes(), kind)
+            self._add_bytes(kind, storage.nbytes())
+
+    def _count_as(self, storage: _Storage, kind: str) -> None:
+        """Count a storage as another kind from now on."""
+        self._add_bytes(storage.kind, -storage.num_bytes)
+        storage.kind = kind
+        self._add_bytes(kind, storage.num_bytes)
 
     def _watch_storage(self, storage: torch.UntypedStorage, num_bytes: int, kind: str) -> None:
         # The callback holds the key alone. If it held the storage, that would never be freed.
         key = storage_key(storage)
-        self._known[key] = (num_bytes, kind, weakref.ref(storage, lambda _: self._free_storage(key)))
+        self._known[key] = _Storage(num_bytes, kind, weakref.ref(storage, lambda _: self._free_storage(key)))
 
     def add_all(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Count the storages of several tensors."""
@@ -147,10 +156,9 @@ class MemoryTracker(TorchDispatchMode):
 
         def resize_tracked(storage: torch.UntypedStorage, num_bytes: int) -> Any:
             out = resize(storage, num_bytes)
-            if storage_key(storage) in self._known:
-                before, kind, watch = self._known[storage_key(storage)]
-                self._known[storage_key(storage)] = (num_bytes, kind, watch)
-                self._add_bytes(kind, num_bytes - before)
+            if (known := self._known.get(storage_key(storage))) is not None:
+                before, known.num_bytes = known.num_bytes, num_bytes
+                self._add_bytes(known.kind, num_bytes - before)
             return out
 
         with mock.patch.object(torch.UntypedStorage, "resize_", resize_tracked):
@@ -160,7 +168,7 @@ class MemoryTracker(TorchDispatchMode):
     def counted_as(self, tensors: Iterable[Any], kind: str, before: str) -> Iterator[None]:
         """Count the storages among `tensors` of the kind `before` as `kind` while entered."""
         keys = {storage_id(t) for t in tensors if isinstance(t, torch.Tensor) and t.is_meta}
-        moved = [k for k in keys if k in self._known and self._known[k][1] == before]
+        moved = [k for k in keys if k in self._known and self._known[k].kind == before]
         for key in moved:
             self._change_kind(key, kind)
         try:
@@ -178,11 +186,11 @@ class MemoryTracker(TorchDispatchMode):
         self.released_bytes = before - sum(self.live.values())
 
     def _change_kind(self, key: int, kind: str) -> None:
-        num_bytes, before, watch = self._known[key]
-        self._known[key] = (num_bytes, kind, watch)
+        storage = self._known[key]
         # The sum stays the same, so this is no new peak.
-        self.live[before] -= num_bytes
-        self.live[kind] += num_bytes
+        self.live[storage.kind] -= storage.num_bytes
+        self.live[kind] += storage.num_bytes
+        storage.kind = kind
 
     def _add_bytes(self, kind: str, num_bytes: int) -> None:
         if kind == CONSTANTS:
@@ -197,14 +205,12 @@ class MemoryTracker(TorchDispatchMode):
             self.peak = dict(self.live)
 
     def _forget_tensor(self, tensor: torch.Tensor) -> None:
-        key = storage_id(tensor)
-        if key in self._known:
-            num_bytes, kind, watch = self._known[key]
-            self._add_bytes(kind, -num_bytes)
+        if (storage := self._known.get(storage_id(tensor))) is not None:
+            self._add_bytes(storage.kind, -storage.num_bytes)
             # The entry stays, with no bytes: the storage is there until its last tensor is freed, and `_free_storage` looks for its
             # key then.
-            self._known[key] = (0, kind, watch)
+            storage.num_bytes = 0
 
     def _free_storage(self, key: int) -> None:
-        num_bytes, kind, _ = self._known.pop(key)
-        self._add_bytes(kind, -num_bytes)
+        storage = self._known.pop(key)
+        self._add_bytes(storage.kind, -storage.num_bytes)
