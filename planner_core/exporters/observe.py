@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from planner_core.core import InputError, Plan
+from planner_core.models.hooks import names_by_parameter
 from planner_core.models.sources import build_from_config, make_training_inputs, text_config
 from planner_core.planning import shrink_config
 from planner_core.planning.methods import (
@@ -159,10 +160,7 @@ def _argument_position(
 
 
 def _find_tied_parameters(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    names: dict[int, list[str]] = {}
-    for name, param in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(param), []).append(name)
-    return tuple(tuple(n) for n in names.values() if len(n) > 1)
+    return tuple(tuple(n) for n in names_by_parameter(model).values() if len(n) > 1)
 
 
 def _drop_conflicting_ties(layout: TpLayout, tied: tuple[tuple[str, ...], ...]) -> None:

@@ -5,7 +5,8 @@ zoo         well-known models by name; snapshots/ writes and compares their grap
 sources/    builds a module and its inputs from a config, a file or an object
 capture/    runs a module's forward and records it as a graph
 exported/   files of torch.export
-hooks/      what capture and run share: names of call sites, expert and scan layers as single calls
+hooks/      what capture and run share: names of call sites, forms of calls, what modules hold
+adapters/   code of transformers in a form that a graph can hold: experts and scans as single calls
 sandbox/    runs user code in a process of its own
 fold        TAP's Algorithm 1, step by step
 """

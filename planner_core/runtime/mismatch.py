@@ -31,14 +31,6 @@ def other_model_error(site: str, what: str, versions: str, line: str = "") -> Pl
     )
 
 
-def refuse_planned_gradient(name: str) -> None:
-    """Raise PlanMismatch: a gradient that was not planned is not reduced over ranks."""
-    raise PlanMismatch(
-        f"the loss sends {name} a gradient, which it did not when it was planned (it ran under torch.no_grad then, or detached); plan "
-        "it again"
-    )
-
-
 def unplanned_gradient_error(name: str) -> PlanMismatch:
     """Return the error for a gradient of a weight that the planned loss does not depend on."""
     return PlanMismatch(

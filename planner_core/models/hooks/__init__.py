@@ -1,4 +1,4 @@
-"""The parts that capture and run share: names of call sites, what modules hold, and mixture-of-experts and scan layers as single calls."""
+"""The parts that capture and run share: names of call sites, the forms in which calls are recorded, and what modules hold."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
         draws_random_numbers,
         without_dropout_masks,
     )
-    from planner_core.models.hooks.finite import (
-        AssumeFinite,
-    )
+    from planner_core.models.hooks.finite import AssumeFinite
     from planner_core.models.hooks.forms import makes_kv_cache, normalize_call, rewrite_call
-    from planner_core.models.hooks.model_parts import MISSING, buffer_bytes
+    from planner_core.models.hooks.model_parts import MISSING, buffer_bytes, names_by_parameter
     from planner_core.models.hooks.module_state import (
         ModuleState,
         WeightDtypes,

@@ -45,6 +45,14 @@ def list_buffers(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return _list_tensors(root, "_buffers")
 
 
+def names_by_parameter(root: nn.Module) -> dict[int, list[str]]:
+    """Return all names of each parameter, by its id: a tied one has several."""
+    names: dict[int, list[str]] = {}
+    for name, param in root.named_parameters(remove_duplicate=False):
+        names.setdefault(id(param), []).append(name)
+    return names
+
+
 def buffer_bytes(root: nn.Module) -> int:
     """Sum the bytes of all buffers, each once, without sparse ones, which no pass may read."""
     return sum(b.nbytes for _, b in list_buffers(root) if b.layout == torch.strided)

@@ -25,7 +25,7 @@ from planner_core.core import (
     joint_axes,
     keeps_masters,
 )
-from planner_core.models.hooks import replace_tensors
+from planner_core.models.hooks import names_by_parameter, replace_tensors
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, AxisMove, Segments, local_shard, step_kind
@@ -168,9 +168,7 @@ def shard_model(
     Tied parameters stay tied. Lists of parameters that modules hold get the parts too. If any parameter is sharded all become
     DTensors, which norms and optimizers understand; otherwise all stay plain parameters.
     """
-    names: dict[int, list[str]] = {}
-    for name, param in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(param), []).append(name)
+    names = names_by_parameter(model)
     replicate: Placements = (Replicate(),) * len(axes)
     # For a parameter that the plan does not name: every rank has it whole.
     replicated = ParamPlan(replicate, replicate, replicate)

@@ -19,12 +19,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
-from planner_core.core import Pipeline, Plan
+from planner_core.core import Plan
+from planner_core.models.hooks import names_by_parameter
 from planner_core.models.sources import explain_unsupported
 from planner_core.runtime.bound_call import BoundCall
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.parallel import Parallel
+from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.names import GuardFailed
 from planner_core.runtime.program.torch_private import local_part
 from planner_core.runtime.program.weights import Weight
@@ -40,13 +42,15 @@ PIPELINE_AXIS = "pipeline"
 
 
 class StagedForward(PlannedForward):
-    """The forward pass of a model, written as programs of some of its stages."""
+    """The forward pass of a model, written as programs of the stages `stages_here`."""
 
-    cut: Pipeline
-    stages_here: Sequence[int]
+    def __init__(self, model: nn.Module, plan: Plan, axes: Sequence[Axis], stages_here: Sequence[int]) -> None:
+        super().__init__(model, plan, axes)
+        self.stages_here = stages_here
 
     def _write_program(self, layout: PlannedTape) -> Program:
-        all_stages = cut_layout(layout, self.cut)
+        assert self.plan.pipeline is not None
+        all_stages = cut_layout(layout, self.plan.pipeline)
         self.stages = [all_stages[number] for number in self.stages_here]
         self.written_programs = [super(StagedForward, self)._write_program(stage.layout) for stage in self.stages]
         return self.written_programs[0]
@@ -125,18 +129,13 @@ class StagedParallel(Parallel):
 
     def planned_forward(self) -> PlannedForward:
         """Return the model's forward pass, of which this rank's stages are written."""
-        forward = StagedForward(self.model, self.plan, self.axes)
-        forward.cut, forward.stages_here = self.cut, self.stages_here
-        return forward
+        return StagedForward(self.model, self.plan, self.axes, self.stages_here)
 
     def leave_out(self) -> None:
         """Remove the parameters of other ranks' stages from the model. A parameter that no stage reads stays with the first."""
-        names: dict[int, list[str]] = {}
-        for name, param in self.model.named_parameters(remove_duplicate=False):
-            names.setdefault(id(param), []).append(name)
         ids_here = {
             key
-            for key, aliases in names.items()
+            for key, aliases in names_by_parameter(self.model).items()
             if set(self.stages_here) & set(self.cut.stages_that_read(aliases) or (0,))
         }
         for path, module in self.model.named_modules():

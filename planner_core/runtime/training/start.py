@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from planner_core.core import InputError, Plan, PlannerError
 from planner_core.models import trains_on_tokens
 from planner_core.models.capture import returned_loss
+from planner_core.models.hooks import names_by_parameter
 from planner_core.models.sources import build_from_config, make_training_inputs, python_source, value_limits
 from planner_core.runtime.initialize import Init, initializer
 from planner_core.runtime.library import applied
@@ -213,9 +214,7 @@ def from_safetensors(model: nn.Module, folder: Path, own_shapes: Mapping[str, tu
         if name in file_of:  # running statistics, and what a frozen norm scales by
             with safe_open(str(file_of[name]), "pt") as opened:
                 buffer.copy_(_check_shape(opened.get_tensor(name), name, buffer, folder))
-    aliases: dict[int, list[str]] = {}
-    for name, param in model.named_parameters(remove_duplicate=False):
-        aliases.setdefault(id(param), []).append(name)
+    aliases = names_by_parameter(model)
 
     def init(name: str, param: torch.Tensor) -> torch.Tensor:
         key = next((n for n in (name, *aliases[id(param)]) if n in file_of), None)

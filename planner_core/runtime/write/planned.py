@@ -31,7 +31,6 @@ from planner_core.runtime.mismatch import (
     PlanMismatch,
     describe_other_versions,
     other_model_error,
-    refuse_planned_gradient,
 )
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.setup import choose_dtypes, plan_precision
@@ -245,7 +244,11 @@ class PlannedForward:
             _check_call(op, tape.values, layout.row(call), layout.sizes)
         for number, name in layout.parameters.items():
             if number in layout.with_gradient and name in self.stored and not self.stored[name].trained:
-                refuse_planned_gradient(name)
+                # No sum over ranks was planned for it.
+                raise PlanMismatch(
+                    f"the loss sends {name} a gradient, which it did not when it was planned (it ran under torch.no_grad then, or "
+                    "detached); plan it again"
+                )
 
     def _place_tape(self, tape: Tape, samples: Sequence[int | None], axes: Sequence[int]) -> PlannedTape:
         sizes, names = tuple(a.size for a in self.axes), tuple(a.name for a in self.axes)
