@@ -125,7 +125,7 @@ def work_of(op: Op, values: Sequence[Value], axis_rows: Sequence[Row] = (), axis
     for row, size in zip(axis_rows, axis_sizes, strict=False):
         # Two axes may split one dim: tokens over 2 x 4 GPUs are in 8 parts.
         parts[row.name] = parts.get(row.name, 1) * size
-    return work_of_parts(one.work(op, Sizes(ins, outs, whole, parts)), wanted, free=False)
+    return work_of_parts(one.work(op, Sizes(ins, outs, whole, parts)), wanted)
 
 
 def lookup_table_operand(op: Op) -> int | None:

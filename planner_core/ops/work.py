@@ -195,8 +195,8 @@ class Work:
         return sum(k.flops for k in self.backward)
 
 
-def work_of_parts(parts: tuple[Part, ...], wanted: Collection[int], free: bool) -> Work:
+def work_of_parts(parts: tuple[Part, ...], wanted: Collection[int]) -> Work:
     """Return the kernels that run if the operands `wanted` get gradients."""
     wants = frozenset(wanted)
     backward = tuple(kernel for part in parts for operands, kernel in part.backward if operands & wants)
-    return Work(tuple(part.forward for part in parts), backward, free)
+    return Work(tuple(part.forward for part in parts), backward)

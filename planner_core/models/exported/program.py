@@ -186,18 +186,15 @@ class ProgramRunner:
             source = self._resolve_value(self.exported.steps[self.position].args[0][2])
             last = self.exported.steps[self.position + group - 1]
             self.position += group
-            with torch.set_grad_enabled(False) if not step.grad else torch.enable_grad():
+            with torch.set_grad_enabled(step.grad):
                 self._bind_results(last, aten.index_tensor(source, items))
             return
         self.position += 1
         if any(word in step.target for word in _ASSERTIONS):
             return
         try:
-            if step.grad:
+            with torch.set_grad_enabled(step.grad):
                 self._bind_results(step, self._compute_results(step))
-            else:
-                with torch.set_grad_enabled(False):
-                    self._bind_results(step, self._compute_results(step))
         except (CaptureError, InputError):
             raise
         except Exception as error:

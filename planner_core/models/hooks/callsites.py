@@ -1,27 +1,9 @@
-"""Names of call sites: a capture and a running model give the same name to the same call.
+"""Names of call sites: a plan is made from one recording and run by another, and both give the same name to the same call.
 
-Imports torch, other hooks and `planner_core.ops`. The capture and the runtime use it in the same way. In a `TorchFunctionMode`:
-
-    with Scopes(model) as scopes, mode:          # tracks module calls, routes autograd.Function.apply to the mode
-        loss = model(**inputs)
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if (out := rewrite_call(call, func, args, kwargs, is_constant, is_stored)) is not NotImplemented:
-            return out                           # recorded as other calls
-        func, args, kwargs = normalize_call(func, args, kwargs)
-        fn = canonical_name(func, kwargs)
-        operands = tensors((args, kwargs))       # in call order, constants included, duplicates kept
-        if fn is None or not any(tracked(t) for t in operands):
-            return func(*args, **kwargs)         # a constant, or not a tensor function
-        out = func(*args, **kwargs)              # (the runtime runs it on local tensors here)
-        results = recorded_results(fn, args, out)  # [] : not recorded
-        if results:
-            site = scopes.site(fn)               # exactly once for each recorded call, after the call
-
-`site()` counts, so call it once per recorded call. What is recorded: a call with a tracked operand that returns a
-tensor (or writes one in place), unless the result *is* one of its operands (`contiguous` always counts). See
-docs/INTERFACES.md, section 1.
+A recorder (`capture.record.recorder`, a TorchFunctionMode) runs the model inside `Scopes`, which track module calls and make the call of
+an autograd function visible to the mode. It asks `site()` once for each call that it records, after the call, since `site()` counts.
+What is recorded: a call with a tracked operand that returns a tensor (or writes one in place), unless the result *is* one of its
+operands (`contiguous` always counts). See docs/INTERFACES.md, section 1.
 """
 
 from __future__ import annotations
