@@ -18,8 +18,10 @@ from planner_core.planning.derived import (
     LESS_MEMORY,
     WITH_RECOMPUTATION,
     add_less_memory,
+    add_stages,
     compare_methods,
     edit,
+    prove,
     retarget_plan,
     shrink_config,
     shrunk_configs,
@@ -43,12 +45,7 @@ from planner_core.planning.fitting.shortage import least_state_bytes, replicated
 from planner_core.planning.fitting.simpler import FASTEST
 from planner_core.planning.library import Folded, Front, compare, fold, front, plan, price
 from planner_core.planning.methods import METHODS
-from planner_core.planning.pipeline import (
-    FIRST_PASSES,
-    add_stages,
-    plan_model,
-    prove,
-)
+from planner_core.planning.pipeline import FIRST_PASSES, plan_model
 from planner_core.planning.planner import (
     USABLE_MEMORY,
     Planner,

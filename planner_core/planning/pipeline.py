@@ -16,14 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from planner_core.core import (
-    STAGED_ROLES,
     Graph,
     NoPlanFits,
     Note,
     NoteKind,
     Plan,
     PlannerError,
-    PlanRole,
     slow_dtype_notes,
 )
 from planner_core.models import brings_inputs
@@ -164,18 +162,18 @@ def close_gap(draft: Draft) -> tuple[Draft, str]:
     if draft.planner.effort is THOROUGH or draft.chosen.optimal or not draft.chosen.fits:
         return draft, "the first search leaves no gap that could be closed"
     proven = choose_step(draft.request, draft.source, draft.say, draft.planner)
-    if _is_no_worse(proven.chosen, draft.chosen):
+    if is_no_worse(proven.chosen, draft.chosen):
         return proven, "a search for a proof follows the first plan"
-    chosen = _raise_bound(draft.chosen, proven.chosen)
+    chosen = raise_bound(draft.chosen, proven.chosen)
     return replace(draft, chosen=chosen), "the search for a proof ends at a worse plan"
 
 
-def _is_no_worse(plan: Plan, known: Plan) -> bool:
+def is_no_worse(plan: Plan, known: Plan) -> bool:
     """Return whether a plan can take the place of a known one, which a search for a proof need not meet again."""
     return plan.fits and plan.cost.seconds(known.objective) <= known.cost.seconds(known.objective) * (1 + TIE)
 
 
-def _raise_bound(known: Plan, other: Plan) -> Plan:
+def raise_bound(known: Plan, other: Plan) -> Plan:
     """Return the known plan with the higher bound of the two: both bounds are of the same request, and of plans of one stage."""
     bounds = [p.bound for p in (known, other) if p.bound is not None and known.pipeline is None]
     return replace(known, bound=max(bounds)) if bounds else known
@@ -306,10 +304,11 @@ def add_fewer_gpus(draft: Draft) -> tuple[Draft, str]:
 
 def add_fewer_gpus_unless_later(draft: Draft) -> tuple[Draft, str]:
     """Run `add_fewer_gpus` in a first answer, unless `add_stages` follows and runs it."""
-    return (draft, "with the stages") if _is_completed_later(draft) else add_fewer_gpus(draft)
+    return (draft, "with the stages") if is_completed_later(draft) else add_fewer_gpus(draft)
 
 
-def _is_completed_later(draft: Draft) -> bool:
+def is_completed_later(draft: Draft) -> bool:
+    """Return whether `add_stages` follows an answer."""
     # The page does not search stages of an exported program, which comes from a function as other uploaded models do.
     return draft.source is None and may_use_stages(draft.request, draft.planner.cluster)
 
@@ -327,8 +326,6 @@ def search_stages(draft: Draft) -> tuple[Draft, str]:
     """Search the best plan with pipeline stages, where stages may win and the request leaves them open; and without the request's tool."""
     if draft.free is not None:
         draft = replace(draft, free=add_free_stages(draft.free, draft.say, draft.source, draft.planner))
-    if not may_use_stages(draft.request, draft.planner.cluster, draft.source):
-        return draft, "one node, or the request or the model leaves no room for stages"
     asked = draft.request, draft.chosen, draft.usual, draft.say, draft.source, draft.planner
     try:
         staged, reason = find_staged_plans(*asked)
@@ -430,56 +427,3 @@ def _choose_stages_alone(request: Request, error: NoPlanFits, graph: GraphSource
     asked = replace(request, batch=error.nearest.workload["batch"], accumulate=error.nearest.accumulate)
     planner = prepare_planner(asked, graph(asked) if callable(graph) else None)
     return Draft(request, graph, planner, error.nearest, say, reasons={STAGES: reason}, staged=staged)
-
-
-@rare_collections()
-def add_stages(result: Result, progress: Progress | None = None) -> Result:
-    """Run what `FIRST_PASSES` lack, after the answer: the result with the best plan with stages, if that is quicker, and with a note if a
-    part of the cluster would be faster."""
-    if STAGES in result.reasons:
-        return result
-    say = progress or (lambda text: None)
-    usual = tuple(plan for plan in result.plans if plan.role not in STAGED_ROLES)
-    draft = Draft(
-        result.asked,
-        result.source,
-        result.planner.separate(),
-        result.searched,
-        say,
-        result.free,
-        result.notes,
-        usual=usual,
-    )
-    reasons = {name: text for name, text in result.reasons.items() if name != FIRST_STAGES}
-    # Not there after `prove`, which runs the whole pass.
-    if known := reasons.pop(FIRST_FEWER_GPUS, None):
-        draft, reasons[FEWER_GPUS] = add_fewer_gpus(draft) if _is_completed_later(draft) else (draft, known)
-    draft, reasons[STAGES] = search_stages(draft)
-    result = replace(result, reasons=reasons, notes=draft.notes, free=draft.free)
-    return append_staged(result, ((one.plan, one.planner) for one in draft.staged))
-
-
-def prove(result: Result, progress: Progress | None = None) -> Result:
-    """Return the result with its gap closed as far as a gap can be closed, which may take a minute: as `Request.prove`, after the answer.
-
-    A page shows `result` at once, and what this returns when it is there. The plan is the same or a better one, and its bound is not
-    lower. A result that is proven, or of which no plan fits, is returned as it is.
-    """
-    known = result.searched
-    if known.optimal or not known.fits:
-        return result
-    asked = replace(result.asked, prove=True)
-    proven = plan_model(asked, result.source, progress, result.planner.separate(), passes=ONE_STAGE_PASSES)
-    if not _is_no_worse(proven.searched, known):
-        # A simpler plan that leads has the bound of the one behind it.
-        leading = 2 if result.best.role is PlanRole.SIMPLER else 1
-        raised = [note_gap_with_waits(_raise_bound(plan, proven.searched)) for plan in result.plans[:leading]]
-        return replace(result, plans=(*raised, *result.plans[leading:]))
-    # The searches of stages do not depend on a proof, so what they found stands.
-    kept = {name: reason for name, reason in result.reasons.items() if name in (FIRST_STAGES, STAGES)}
-    proven = replace(proven, reasons={**proven.reasons, **kept})
-    if result.free is not None and proven.free is not None:
-        proven = replace(proven, free=result.free.or_better(proven.free))
-    staged = (p for p in result.plans if p.role in STAGED_ROLES)
-    quicker = [p for p in staged if p.cost.step_time_s < proven.searched.cost.step_time_s]
-    return append_staged(proven, ((plan, result.of_plan(plan).planner) for plan in quicker))

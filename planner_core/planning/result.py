@@ -31,7 +31,20 @@ from functools import cached_property
 
 import numpy as np
 
-from planner_core.core import STAGED_ROLES, Cluster, DeviceMesh, Graph, Note, Op, Plan, PlanRole, Workload, axis_names
+from planner_core.core import (
+    STAGED_ROLES,
+    Cluster,
+    DeviceMesh,
+    Graph,
+    Note,
+    NoteKind,
+    Op,
+    Plan,
+    PlanRole,
+    Sentence,
+    Workload,
+    axis_names,
+)
 from planner_core.cost import Component
 from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.for_tool import FreeBest, ToolPrice, compare_with_free, runs_on_stock_tools
@@ -43,7 +56,7 @@ from planner_core.planning.methods import BASELINES, METHODS, DataAxis, bounding
 from planner_core.planning.planner import Planner
 from planner_core.planning.pricing import Z_NINE_IN_TEN, time_band, time_sigma
 from planner_core.planning.request import Request
-from planner_core.planning.stages import STAGES_PLAN_NAME, limit_gap_to_one_stage, may_use_stages
+from planner_core.planning.stages import STAGES_PLAN_NAME, may_use_stages
 from planner_core.search import make_objective, solve_folded, total_of_copies
 from planner_core.search.candidates import Candidates, score_candidates
 
@@ -144,7 +157,7 @@ class Result:
     """All that a report or a page shows, the same for the command line, the library and the page.
 
     `plans` stand in the order that the head of this module says. `planner` has the number of micro-batches of `best`; `asked` is the
-    request as it was given, and `source` where its graphs come from (see `pipeline.prove`). What most readers do not ask for
+    request as it was given, and `source` where its graphs come from (see `derived.after_answer`). What most readers do not ask for
     (`candidates`, `choice`) is worked out when it is read."""
 
     planner: Planner
@@ -259,7 +272,7 @@ def append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Res
         # Nor does "does not fit" hold of an answer that fits: it stands with the plan of one stage, whose note it is.
         unfit_notes = result.searched.notes if not result.searched.fits else ()
         result = replace(result, notes=tuple(note for note in result.notes if note not in unfit_notes))
-        plans = [limit_gap_to_one_stage(plan) for plan in plans]
+        plans = [_limit_gap_to_one_stage(plan) for plan in plans]
     if STAGES in result.reasons:
         # The corners that are left keep their numbers: somebody may look at one already, and the page's command picks it by its name.
         corners = [plan for plan in plans if plan.role is PlanRole.TRADE_OFF]
@@ -274,6 +287,17 @@ def append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Res
         planners = result.planners if samples in sizes else {**result.planners, samples: planner.changed()}
         result = replace(result, plans=(*result.plans, plan), planners=planners)
     return result
+
+
+def _limit_gap_to_one_stage(plan: Plan) -> Plan:
+    """Return the plan with the note on its gap saying that the gap is among plans of one pipeline stage, if it has no stages itself."""
+    if plan.pipeline is not None:
+        return plan
+    notes = (
+        replace(n, sentence=Sentence(n.sentence, ", of one pipeline stage")) if n.kind is NoteKind.GAP else n
+        for n in plan.notes
+    )
+    return replace(plan, notes=tuple(notes))
 
 
 def plan_ids(plans: Iterable[Plan]) -> dict[str, Plan]:

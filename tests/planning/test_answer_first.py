@@ -17,6 +17,7 @@ from planner_core.cost.communication import sent_per_gpu
 from planner_core.models import batches
 from planner_core.planning import FASTEST, FIRST_PASSES, Request, add_stages, pipeline, plan_model, prove
 from planner_core.planning.analysis.reporting import plan_summary
+from planner_core.planning.derived import after_answer
 from planner_core.planning.fitting import micro_batch_numbers, micro_batches
 from planner_core.planning.fitting.baselines import note_missing_baselines
 from planner_core.planning.fitting.mesh_search import choose_mesh, mesh_of_quick_plan
@@ -115,7 +116,7 @@ def test_a_proof_that_ends_at_a_worse_plan_gives_its_bound_to_the_better_one(mon
     assert known.bound is not None
     higher = (known.bound + known.cost.gpu_time_s) / 2
     slow = replace(known, cost=replace(known.cost, step_time_s=2 * known.cost.step_time_s), bound=higher)
-    monkeypatch.setattr(pipeline, "plan_model", lambda *_, **__: replace(result, plans=(slow,)))
+    monkeypatch.setattr(after_answer, "plan_model", lambda *_, **__: replace(result, plans=(slow,)))
     proven = prove(result)
     assert proven.searched.cost == known.cost and proven.searched.bound == higher
     assert len(proven.plans) == len(result.plans)
@@ -128,7 +129,7 @@ def test_a_bound_rises_for_a_simpler_plan_and_for_the_one_behind_it(monkeypatch:
     simpler = replace(known, role=PlanRole.SIMPLER)
     tied = replace(result, plans=(simpler, replace(known, name=FASTEST, role=PlanRole.FASTEST), *result.plans[1:]))
     slow = replace(known, cost=replace(known.cost, step_time_s=2 * known.cost.step_time_s), bound=1.01 * known.bound)
-    monkeypatch.setattr(pipeline, "plan_model", lambda *_, **__: replace(result, plans=(slow,)))
+    monkeypatch.setattr(after_answer, "plan_model", lambda *_, **__: replace(result, plans=(slow,)))
     proven = prove(tied)
     assert [p.bound for p in proven.plans[:2]] == [1.01 * known.bound] * 2
     assert [p.name for p in proven.plans] == [p.name for p in tied.plans] and proven.plans[2:] == tied.plans[2:]
@@ -345,7 +346,7 @@ def test_what_is_asked_of_a_result_leaves_its_planner_as_it_was(monkeypatch: pyt
     before = planner.work.remaining, dict(planner.clock.seconds)
     assert result.candidates
     add_stages(result)
-    monkeypatch.setattr(pipeline, "plan_model", lambda *args, **_: continued.append(args[-1]) or result)
+    monkeypatch.setattr(after_answer, "plan_model", lambda *args, **_: continued.append(args[-1]) or result)
     continued: list[Planner] = []
     prove(result)
     assert (planner.work.remaining, planner.clock.seconds) == before

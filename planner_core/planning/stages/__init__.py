@@ -18,7 +18,6 @@ from planner_core.planning.stages.answer import (
     find_first_staged_plan,
     find_staged_plans,
     find_stages_in_budget,
-    limit_gap_to_one_stage,
     may_gain_much,
     may_use_stages,
 )

@@ -52,6 +52,8 @@ def find_staged_plans(
     The best of all is the last (docs/CONTRACT.md). There are none unless stages are quicker than the `chosen` plan of one stage. The
     sentence says so, or whether one of the `shown` plans is. Where no plan fits, there is one with stages that does not fit either, if one
     was found that takes less memory. `like`: the planner of the chosen plan, whose graphs are reused."""
+    if not may_use_stages(request, load_cluster(request.cluster), source):
+        return (), "one node, or the request or the model leaves no room for stages"
     if staged := _list_staged_plans(request, chosen, say, source, like):
         return staged, "stages are quicker"
     found = why_no_stages(chosen, shown)
@@ -166,17 +168,6 @@ def why_no_stages(chosen: Plan, shown: Iterable[Plan]) -> str:
     better = (p.name for p in shown if p.pipeline is not None and p.fits and p.cost.step_time_s < step_s)
     known = next(better, None)
     return f"{verdict} but {known}" if known else verdict
-
-
-def limit_gap_to_one_stage(plan: Plan) -> Plan:
-    """Return the plan with the note on its gap saying that the gap is among plans of one pipeline stage, if it has no stages itself."""
-    if plan.pipeline is not None:
-        return plan
-    notes = (
-        replace(n, sentence=Sentence(n.sentence, ", of one pipeline stage")) if n.kind is NoteKind.GAP else n
-        for n in plan.notes
-    )
-    return replace(plan, notes=tuple(notes))
 
 
 def may_gain_much(plan: Plan) -> bool:
