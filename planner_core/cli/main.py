@@ -300,7 +300,8 @@ def _run_plan(args: argparse.Namespace) -> int:
     result = name_flags_in_result(result)
     chosen = _pick_plan(result.plans, args.pick) if args.pick else result.recommended
     times = simulate_steps(result)
-    data, words = plan_report(result, budget, times), text(result, budget, times, option_switch)
+    data = plan_report(result, budget, times, option_switch)
+    words = text(result, budget, times, option_switch)
     if args.front:
         # The answer's own recomputation is mostly none: of Llama-3-8B on 16 H100 plans that recompute beat 22 of its front's 59 points.
         planner = with_open_recomputation(prepare_planner(result.request, result.graph), request)
@@ -372,7 +373,8 @@ def _run_compare(args: argparse.Namespace) -> int:
     budget = read_budget(args)
     result = name_flags_in_result(compare_methods(_make_request(args), progress=_show_progress))
     times = simulate_steps(result)
-    return _print_result(args, plan_report(result, budget, times), text(result, budget, times, option_switch))
+    data = plan_report(result, budget, times, option_switch)
+    return _print_result(args, data, text(result, budget, times, option_switch))
 
 
 def _run_network(args: argparse.Namespace) -> int:

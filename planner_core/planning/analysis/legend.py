@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from planner_core.core import Cluster, Note, NoteKind, Plan, PlanRole, Sentence, named, time_amount
+from planner_core.core import Cluster, Note, NoteKind, Plan, PlanRole, Sentence, Term, named, time_amount
 from planner_core.cost import IDLE, axis_roles
 from planner_core.planning.fitting.for_tool import ToolPrice
-from planner_core.planning.methods import EXACT, FREE, tool_term
+from planner_core.planning.methods import EXACT, FREE, OF_MEGATRON, megatron_fault_of_graph, tool_term
 from planner_core.planning.pricing import BUBBLE, EXPOSED_COMM, Speed, predict_reserved, split_pipeline_step
 from planner_core.planning.result import Result
-from planner_core.planning.stages import may_use_stages
+from planner_core.planning.stages import STOCK_TOOL, may_use_stages
 
 BAND_WORDS = "from ... to: nine in ten published runs of such a kind were measured between these (assets/bands.json)"
 HOST_END = "the upper end is what a host may need to issue the kernels, whose pace was not measured on this stack"
@@ -43,9 +43,30 @@ def proven_mark(plan: Plan) -> str:
 
 
 def list_notes(result: Result) -> tuple[Note, ...]:
-    """List what a reader has to know beside the numbers: what the request's tool costs, then what the passes noted."""
-    price = result.tool_price and describe_tool_price(result.tool_price)
-    return (*((Note(price),) if price else ()), *result.notes)
+    """List what a reader has to know beside the numbers: what the request's tool costs, what the passes noted, and that a stock tool has
+    kernels of its own."""
+    price = describe_tool_price(result.tool_price) if result.tool_price else Sentence()
+    return (*map(Note, filter(None, [price])), *result.notes, *map(Note, filter(None, [describe_kernels(result)])))
+
+
+def word_notes(result: Result, word: Callable[[Term], str] = str) -> list[str]:
+    """Return the sentences of `list_notes`, with options in the words of `word`."""
+    return [Sentence(note.sentence).worded(word) for note in list_notes(result)]
+
+
+def describe_kernels(result: Result) -> Sentence:
+    """Say that rows of Megatron-LM are on PyTorch's kernels, and how to plan for its own; empty where no row is, or a search for the tool
+    would be refused."""
+    asked = result.asked
+    is_searched = asked.bounding_tool is None and asked.stack is None and result.workload.resolved().runs_torch_kernels
+    may_be_asked = (
+        asked.method == EXACT.name and asked.objective == "time" and not megatron_fault_of_graph(result.graph)
+    )
+    rows = [p for p in result.plans if p.method in OF_MEGATRON and p.fits]
+    if not (rows and is_searched and may_be_asked):
+        return Sentence()
+    what = "Megatron-LM's rows are on PyTorch's kernels, as all others are; "
+    return Sentence(what, named("tool", STOCK_TOOL), " plans for its own, which may be quicker")
 
 
 def describe_tool_price(price: ToolPrice) -> Sentence:
@@ -54,10 +75,14 @@ def describe_tool_price(price: ToolPrice) -> Sentence:
     plans = "all plans on PyTorch's kernels" if price.own_kernels else "all plans"
     if price.free_step_s is None:
         return Sentence(start, f"the plan fits, where none of {plans} was found to") if price.step_s else Sentence()
-    free = Sentence(time_amount(price.free_step_s), f", which the {FREE} script runs" * price.is_script)
+    gpu_s, script = price.free_step_s - price.free_wait_s, f", which the {FREE} script runs" * price.is_script
+    with_waits = (
+        Sentence(", or ", time_amount(price.free_step_s), " with its waits") if price.free_wait_s else Sentence()
+    )
+    free = Sentence(time_amount(gpu_s), with_waits, script)
     if price.step_s is None:
         return Sentence(start, f"no plan fits, while the best found of {plans} does (", free, ")")
-    more = price.step_s / price.free_step_s - 1
+    more = price.step_s / gpu_s - 1
     difference = f"{100 * abs(more):.1f} % {'slower' if more > 0 else 'faster'} than"
     if more >= 1:
         difference = f"{1 + more:.1f} times as long as"
@@ -65,7 +90,7 @@ def describe_tool_price(price: ToolPrice) -> Sentence:
         difference = "as fast as"
     return Sentence(
         start,
-        "a step takes ",
+        f"a step{' without waits for the host' * bool(price.free_wait_s)} takes ",
         time_amount(price.step_s),
         f" with gradients in {price.gradients}" if price.gradients else "",
         f"{' on its own kernels' * price.own_kernels}, {difference} the best found of {plans} (",

@@ -33,11 +33,11 @@ from planner_core.planning.analysis.legend import (
     describe_tight,
     describe_waits,
     fits_mark,
-    list_notes,
     proven_mark,
     row_title,
     simulation_text,
     step_parts,
+    word_notes,
 )
 from planner_core.planning.fitting.front import FrontPoint, describe_measures
 from planner_core.planning.fitting.host_waits import describe_gap_with_waits
@@ -68,9 +68,14 @@ def simulate_steps(result: Result) -> list[float]:
     return [simulate_step(p, result.of_plan(p).graph) for p in result.plans]
 
 
-def plan_report(result: Result, budget: Budget | None = None, times: Sequence[float] | None = None) -> dict[str, Any]:
+def plan_report(
+    result: Result,
+    budget: Budget | None = None,
+    times: Sequence[float] | None = None,
+    word: Callable[[Term], str] = str,
+) -> dict[str, Any]:
     """Return the object of `plan --json` (docs/CONTRACT.md). With `budget` each plan has the days and the money that all tokens take.
-    `times`: `simulate_steps`, if it is known."""
+    `times`: `simulate_steps`, if it is known. `word` names an option where the reader gives it."""
     num_gpus, plans = result.cluster.num_gpus, list[dict[str, Any]]()
     for p, simulated_step_s in zip(result.plans, times or simulate_steps(result), strict=True):
         speed = measure_speed(p, _micro_batch_flops(p, result), result.cluster)
@@ -100,7 +105,7 @@ def plan_report(result: Result, budget: Budget | None = None, times: Sequence[fl
         },
         "choice": choice_summary(result.choice),
         "unknown_ops": [f"{block}:{op.name}" if block else op.name for block, op in result.unknown_ops],
-        "notes": [note.sentence for note in list_notes(result)],
+        "notes": word_notes(result, word),
         "uneven_batch": None if result.uneven_batch is None else asdict(result.uneven_batch),
         "reasons": dict(result.reasons),
         "timings_s": dict(result.timings_s),
@@ -414,7 +419,7 @@ def text(
         where,
         *about,
         scored,
-        *(note.sentence for note in list_notes(result)),
+        *word_notes(result, word),
         *unknown,
         "",
         plans_table(result.plans, speeds, c, budget),

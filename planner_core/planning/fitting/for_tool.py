@@ -82,7 +82,8 @@ class ToolPrice:
     """The steps of the best plan that a tool can be told and of the best of all plans, in seconds; None where none fits.
 
     `own_kernels`: the tool's step is on its own kernels, and the other on PyTorch's. `gradients`: the dtype in which both sum them, where
-    it is not that of the weights. `is_script`: the other step is that of the torchrun script.
+    it is not that of the weights. `is_script`: the other step is that of the torchrun script. `free_wait_s`: how long the other step waits
+    for its host, where it is not known how long the tool's step does; both are compared without it.
     """
 
     tool: str
@@ -91,6 +92,7 @@ class ToolPrice:
     own_kernels: bool
     gradients: str | None
     is_script: bool
+    free_wait_s: float
 
 
 def compare_with_free(request: Request, plan: Plan, free: FreeBest) -> ToolPrice:
@@ -98,8 +100,15 @@ def compare_with_free(request: Request, plan: Plan, free: FreeBest) -> ToolPrice
     on_torch = load_stack(request.stack or USUAL_STACK).runs_torch_kernels
     own_kernels = request.stack == request.tool and not on_torch
     step_s, free_step_s = (p.cost.step_time_s if p.fits else None for p in (plan, free.plan))
+    is_host_known = cost_model_of(plan).software.call_s > 0
     return ToolPrice(
-        str(request.tool), step_s, free_step_s, own_kernels, request.gradients, is_script=own_kernels or on_torch
+        str(request.tool),
+        step_s,
+        free_step_s,
+        own_kernels,
+        request.gradients,
+        is_script=own_kernels or on_torch,
+        free_wait_s=0.0 if is_host_known else free.plan.cost.host_wait_s,
     )
 
 
