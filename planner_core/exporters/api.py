@@ -103,7 +103,7 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
 def _shortage(plan: Plan) -> Sentence:
     """Return that a plan does not fit: its file is what was asked for, so it is written."""
     needed, capacity = plan.cost.memory_bytes["peak"], Cluster.from_json(dict(plan.cluster)).gpu.memory_bytes
-    needs, has = (memory_amount(n, f"{n / 2**30:.1f} GiB") for n in (needed, capacity))
+    needs, has = map(memory_amount, (needed, capacity))
     return Sentence(
         "the plan does not fit in the memory that it was planned for: it takes ", needs, " a GPU, which has ", has
     )

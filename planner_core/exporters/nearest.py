@@ -87,7 +87,7 @@ class FormCost:
         rows = (
             (self.step_time_s, self.plan_step_time_s, time_amount, " a step"),
             (self.wire_bytes, self.plan_wire_bytes, lambda n: f"{n / 1e9:.4g} GB", " sent per GPU"),
-            (self.peak_bytes, self.plan_peak_bytes, lambda n: memory_amount(n, f"{n / 2**30:.4g} GiB"), " at the peak"),
+            (self.peak_bytes, self.plan_peak_bytes, lambda n: memory_amount(n, ".4g"), " at the peak"),
         )
         parts = [
             Sentence(amount(here), f"{of}, the plan ", amount(there), _percent_change(here, there))

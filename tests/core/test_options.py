@@ -72,8 +72,8 @@ def test_a_check_of_a_plan_is_named_as_each_user_knows_it() -> None:
 
 def test_memory_tools_and_methods_are_named_as_each_user_knows_them() -> None:
     tool, method = Term("tool", "hf", None, "hf"), Term("method", "hf-expert", None, "hf-expert")
-    note = Sentence("for ", tool, ": ", memory_amount(80e9, "80 GB"), ", as ", method)
-    assert note == note.worded(option_switch) == "for hf: 80 GB, as hf-expert"
+    note = Sentence("for ", tool, ": ", memory_amount(80e9), ", as ", method)
+    assert note == note.worded(option_switch) == "for hf: 74.5 GiB, as hf-expert"
     assert page_wording(note) == "For Hugging Face: 74.5 GiB, as hf-expert."
 
 

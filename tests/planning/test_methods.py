@@ -31,7 +31,7 @@ from planner_core.planning.fitting.baselines import better_of_baselines, describ
 from planner_core.planning.methods.registry import METHODS
 from planner_core.planning.methods.restrictions import (
     AxisRules,
-    PairTest,
+    StreamTest,
     is_sequence_split,
     is_unsplit,
     is_used_in_parts,
@@ -159,7 +159,9 @@ class _InputFeatures(AxisRules):
 @pytest.mark.parametrize(
     ("layer", "is_row"), [("q_proj", False), ("up_proj", False), ("o_proj", True), ("down_proj", True)]
 )
-def test_a_layer_that_reads_the_stream_is_split_by_output_features(stream: PairTest, layer: str, is_row: bool) -> None:
+def test_a_layer_that_reads_the_stream_is_split_by_output_features(
+    stream: StreamTest, layer: str, is_row: bool
+) -> None:
     """Megatron-LM has no `RowParallelLinear` behind a norm; what heads and activations make has no other layer behind it."""
     planner = plans("llama-3-8b", 2)[0]
     rules = _InputFeatures(planner.graph, (stream,), (is_used_in_parts,))

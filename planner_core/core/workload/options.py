@@ -358,9 +358,9 @@ def named_form(form: str) -> Term:
     return Term("form", form, None, f"target={shorten_value(form)}")
 
 
-def memory_amount(num_bytes: float, text: str) -> Term:
-    """Return the bytes of memory for a sentence, with the text in GiB, as all memory is written; the page has digits of its own."""
-    return Term("bytes", "", num_bytes, text)
+def memory_amount(num_bytes: float, digits: str = ".1f") -> Term:
+    """Return the bytes of memory for a sentence: in Python in GiB, as all memory is written; the page has digits of its own."""
+    return Term("bytes", "", num_bytes, f"{num_bytes / 2**30:{digits}} GiB")
 
 
 def time_amount(seconds: float) -> Term:

@@ -29,7 +29,6 @@ from planner_core.core import (
     NoteKind,
     Op,
     Partial,
-    Placement,
     Placements,
     Plan,
     Shard,
@@ -40,12 +39,20 @@ from planner_core.core import (
     parse_placements,
     suggest_names,
 )
-from planner_core.cost import Bools, Ints, block_of
+from planner_core.cost import Bools, block_of
 from planner_core.planning.fitting.shortage import needed_and_available
 from planner_core.planning.methods import BASELINES, AxisRules, pass_any
 from planner_core.planning.planner import Planner
 from planner_core.search import Answer
-from planner_core.search.network import Network, Problem, Restriction, allow_only, tensor_name
+from planner_core.search.network import (
+    Network,
+    Problem,
+    Restriction,
+    TensorStates,
+    WeightState,
+    allow_only,
+    tensor_name,
+)
 
 WeightKey = tuple[str, str]
 """(block, name of a parameter in it). The top block is ""."""
@@ -84,7 +91,7 @@ class Pin(Restriction):
             states = net.tensors[tensor_name(index)]
             ok = np.zeros(len(states), dtype=bool)
             for placements in wanted:
-                ok |= _states_stored_as(states.index, [pair[2] for pair in states.axis_states], placements)
+                ok |= _states_stored_as(states, placements)
             net.factors.append(allow_only(tensor_name(index), ok))
 
 
@@ -223,7 +230,7 @@ def _why_not_storable(graph: Graph, free: Problem, e: Editable, placements: Plac
     index = next(i for i, n in _own_weights(block_of(graph, block), compiled.net) if n == name)
     states = compiled.net.tensors[tensor_name(index)]
     # A state may exist and still be dead: arc consistency has found that no operator that uses the weight takes it.
-    there = np.flatnonzero(_states_stored_as(states.index, [pair[2] for pair in states.axis_states], placements))
+    there = np.flatnonzero(_states_stored_as(states, placements))
     if not len(there):
         parts = free.strategies[block].segments
         return _describe_uneven_dim(shape, placements, sizes, {d: s for (v, d), s in parts.items() if v == index})
@@ -255,11 +262,12 @@ def _describe_uneven_dim(
     return f"a dim of one element is not split, and its shape is {list(shape)}"
 
 
-def _states_stored_as(index: Ints, pairs: list[Placement], placements: Placements) -> Bools:
+def _states_stored_as(states: TensorStates, placements: Placements) -> Bools:
     """[state]: whether a joint state stores a weight as `placements`, whatever its gradient is."""
-    ok = np.ones(len(index), dtype=bool)
+    stored = [WeightState(*state).stored for state in states.axis_states]
+    ok = np.ones(len(states), dtype=bool)
     for axis, wanted in enumerate(placements):
-        ok &= np.array([p == wanted for p in pairs], dtype=bool)[index[:, axis]]
+        ok &= np.array([p == wanted for p in stored], dtype=bool)[states.index[:, axis]]
     return ok
 
 

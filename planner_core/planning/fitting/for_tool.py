@@ -249,7 +249,7 @@ def _search_layer_pairs(
         raise InputError("no layers of this model can be split in pairs evenly over these GPUs")
     if not best.fits and planner.request.memory_gb is not None:
         peak = best.cost.memory_bytes["peak"]
-        needed = memory_amount(peak, f"{peak / 2**30:.4g} GiB")
+        needed = memory_amount(peak, ".4g")
         raise NoPlanFits("the least memory that a plan of its layers needs is ", needed, needed_bytes=int(peak))
     return _bound_over_all(planner, best, plans)
 

@@ -17,7 +17,7 @@ from typing import Any
 from planner_core.core import ASSETS, Block, DeviceMesh, Graph, Op, R, Shard, Value, join_name
 from planner_core.ops import Kind, Row, operator
 from planner_core.planning.methods.restrictions import AxisRules, is_batch_split, is_unsplit, sums_gradient_whole
-from planner_core.search.network import AxisState, Network, Restriction
+from planner_core.search.network import Network, Restriction, WeightState
 
 TABLE = ASSETS / "hf_tp_plans.json"
 FROM_LAST = {
@@ -166,13 +166,13 @@ def vendor_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restr
     if all(d is None for d in dims.values()):
         return None
 
-    def follows(v: Value, pair: AxisState) -> bool:
+    def follows(v: Value, state: WeightState) -> bool:
         dim = dims.get(id(v))
         if dim is None:
-            return bool(pair[0] == R)
+            return state.working == R
         if id(v) in idle:
             return True
-        return isinstance(pair[0], Shard) if free else pair[0] == Shard(dim)
+        return isinstance(state.working, Shard) if free else state.working == Shard(dim)
 
     between = _column_results(graph, plan)
     if len(mesh.axis_sizes) == 1:

@@ -55,7 +55,8 @@ from planner_core.planning.methods.restrictions import (
     BY_HEADS,
     AxisRules,
     OperatorRows,
-    PairTest,
+    StreamTest,
+    WeightTest,
     is_batch_split,
     is_expert_parallel,
     is_matrix,
@@ -63,7 +64,7 @@ from planner_core.planning.methods.restrictions import (
     is_unsplit,
     is_used_in_parts,
 )
-from planner_core.search.network import AxisState
+from planner_core.search.network import WeightState
 
 DEGREES = ("dp", "fsdp", "tp", "cp", "ep", "pp", "vp")
 CP_TYPES: Mapping[str, frozenset[str]] = {
@@ -253,7 +254,7 @@ class Layout:
         """Return the layout as a restriction of the space of plans on its mesh. A weight whose sizes cannot be sharded is not
         restricted."""
         dealt = weights_at_stage(3 if self.fsdp > 1 else self._whole_stage)
-        rules: dict[str, tuple[PairTest, PairTest, Mapping[Kind, OperatorRows]]] = {
+        rules: dict[str, tuple[StreamTest, WeightTest, Mapping[Kind, OperatorRows]]] = {
             "data": (is_batch_split, weights_at_stage(self._whole_stage), {}),
             "shard": (is_batch_split, weights_at_stage(3), {}),
             "expert": (is_batch_split, dealt, {Kind.EXPERTS: OperatorRows(frozenset({DISPATCH}), is_expert_parallel)}),
@@ -268,15 +269,15 @@ class Layout:
         return AxisRules(graph, activations, parameters, kinds=kinds, ranks=self.data)
 
 
-def weights_at_stage(stage: int) -> PairTest:
+def weights_at_stage(stage: int) -> WeightTest:
     """Return the test of a weight that is used Replicate: a matrix is in this ZeRO stage; biases and norms have a summed gradient. A weight
     that is not trained has neither gradient nor states, so stages below 3 keep it whole, and stage 3 shards it as it shards others."""
 
-    def test(value: Value, pair: AxisState) -> bool:
+    def test(value: Value, state: WeightState) -> bool:
         wanted = stage if is_matrix(value) else 0
         if not value.grad:
-            return bool(pair[3] == SHARDED) if wanted == SHARDED else not isinstance(pair[0], Shard)
-        return bool(pair[3] == wanted)
+            return state.stage == SHARDED if wanted == SHARDED else not isinstance(state.working, Shard)
+        return state.stage == wanted
 
     return test
 

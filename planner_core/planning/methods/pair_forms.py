@@ -33,14 +33,14 @@ from planner_core.cost import block_of
 from planner_core.ops import Row, operator
 from planner_core.planning.methods.hf_tp_plan import VendorRules, vendor_plan
 from planner_core.planning.methods.restrictions import (
-    PairTest,
+    WeightTest,
     is_batch_split,
     is_sequence_split,
     is_unsplit,
     zero_stage_test,
 )
 from planner_core.planning.methods.tp_layout import SPLIT_DIM, WEIGHT, TpLayout, drop_summed, split_site, tensor_layout
-from planner_core.search.network import NO_STAGE, AxisState, Network, allow_only, tensor_name
+from planner_core.search.network import NO_STAGE, Network, WeightState, allow_only, tensor_name
 
 EXPERTS = {"gate_up_proj": 1, "down_proj": 2}
 """The dim of fused experts that is their inner width."""
@@ -174,12 +174,12 @@ def form_rules(
     return FormRules(
         graph,
         tuple((is_sequence_split if sequence else is_unsplit) if a == layout.axis else is_batch_split for a in axes),
-        tuple(_pair_test(graph, layout, alone) if a == layout.axis else data for a in axes),
+        tuple(_weight_test(graph, layout, alone) if a == layout.axis else data for a in axes),
         layout=layout,
     )
 
 
-def _pair_test(graph: Graph, layout: TpLayout, alone: bool) -> PairTest:
+def _weight_test(graph: Graph, layout: TpLayout, alone: bool) -> WeightTest:
     dims: dict[int, int | None] = {}
     choice: dict[int, set[int]] = {}
     # Names are of the first call; all copies of a block have the same layers, so they stand for all.
@@ -193,13 +193,14 @@ def _pair_test(graph: Graph, layout: TpLayout, alone: bool) -> PairTest:
                     tied = sum(index in op.inputs for op in block.ops) > 1
                     choice[id(value)] = {0} if tied else {0, 1}
 
-    def follows(v: Value, pair: AxisState) -> bool:
-        if pair[0] != pair[2] or (isinstance(pair[0], Shard) and pair[3] != NO_STAGE):  # gathered at use
+    def follows(v: Value, state: WeightState) -> bool:
+        is_gathered = state.working != state.stored or (isinstance(state.working, Shard) and state.stage != NO_STAGE)
+        if is_gathered:
             return False
         if id(v) in choice:
-            return pair[0] == R or (isinstance(pair[0], Shard) and pair[0].dim in choice[id(v)])
+            return state.working == R or (isinstance(state.working, Shard) and state.working.dim in choice[id(v)])
         dim = dims.get(id(v))
-        return bool(pair[0] == (R if dim is None else Shard(dim)))
+        return state.working == (R if dim is None else Shard(dim))
 
     return follows
 

@@ -24,13 +24,17 @@ from planner_core.search.network import (
     Network,
     Restriction,
     SampleDims,
+    WeightState,
     allow_only,
     find_sample_dims,
     input_sample_dims,
     tensor_name,
 )
 
-PairTest = Callable[[Value, AxisState], bool]
+StreamTest = Callable[[Value, AxisState], bool]
+"""A test of an activation's state on one mesh axis."""
+WeightTest = Callable[[Value, WeightState], bool]
+"""A test of a parameter's state on one mesh axis."""
 PRODUCTS = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.EXPERTS, Kind.LOOKUP})
 """Kinds of operators whose results may have any state on a tensor axis. The operators between them follow the residual stream."""
 
@@ -41,7 +45,7 @@ class OperatorRows:
     that the axis has for all parameters)."""
 
     rows: frozenset[str]
-    weights: PairTest | None = None
+    weights: WeightTest | None = None
 
 
 BY_HEADS: Mapping[Kind, OperatorRows] = {Kind.ATTENTION: OperatorRows(frozenset({"heads"}))}
@@ -61,8 +65,8 @@ class AxisRules(Restriction):
     """
 
     graph: Graph
-    activations: tuple[PairTest, ...]
-    parameters: tuple[PairTest, ...]
+    activations: tuple[StreamTest, ...]
+    parameters: tuple[WeightTest, ...]
     kinds: tuple[Mapping[Kind, OperatorRows], ...] = field(default=(), kw_only=True)
     ranks: int = field(default=1, kw_only=True)
     exempt: frozenset[int] = field(default=frozenset(), kw_only=True)
@@ -87,7 +91,7 @@ class AxisRules(Restriction):
                 if id(value) in self.exempt:
                     continue
                 tests = [self._of_parameter(axis, read_by.get(number)) for axis in range(len(self.parameters))]
-                allowed = [t and [t(value, p) for p in states.axis_states] for t in tests]
+                allowed = [t and [t(value, WeightState(*state)) for state in states.axis_states] for t in tests]
                 ok = _passing(states.index, allowed)
                 if ok.any():  # a bias that cannot be sharded is not restricted
                     net.factors.append(allow_only(name, ok))
@@ -124,7 +128,7 @@ class AxisRules(Restriction):
             factors[name] = allow_only(name, _passing(node.index, passes))
         return factors
 
-    def _of_parameter(self, axis: int, reader: Kind | None) -> PairTest | None:
+    def _of_parameter(self, axis: int, reader: Kind | None) -> WeightTest | None:
         """Return the test of a parameter on an axis; None if it may have every state. `reader`: the kind of product that reads it."""
         test, runs = self.parameters[axis], self._kinds_on(axis).get(reader) if reader else None
         # Experts over ranks use their weights where they are, whatever stage the axis has for other weights.
@@ -230,7 +234,7 @@ def is_matrix(v: Value) -> bool:
     return len(v.meta.shape) >= 2
 
 
-def pass_any(v: Value, pair: AxisState) -> bool:
+def pass_any(v: Value, state: WeightState) -> bool:
     """Return True: every state passes."""
     return True
 
@@ -250,37 +254,39 @@ def is_sequence_split(v: Value, pair: AxisState) -> bool:
     return bool(pair[0] == Shard(1))
 
 
-def sums_gradient_whole(v: Value, pair: AxisState) -> bool:
+def sums_gradient_whole(v: Value, state: WeightState) -> bool:
     """Return whether a parameter is Replicate, with a gradient that is summed once a step and states that are whole."""
-    return (pair[0] == R and not v.grad) or (pair[:2] == (R, P) and pair[2:3] in ((), (R,)))
+    return (state.working == R and not v.grad) or (state.working, state.gradient, state.stored) == (R, P, R)
 
 
-def sums_gradient_once(v: Value, pair: AxisState) -> bool:
+def sums_gradient_once(v: Value, state: WeightState) -> bool:
     """Return whether a parameter is Replicate, with a gradient that is summed once a step. Its states are whole or, in ZeRO-1, sharded."""
-    return sums_gradient_whole(v, pair) or pair[3] == 1
+    return sums_gradient_whole(v, state) or state.stage == 1
 
 
-def is_sharded_matrix(v: Value, pair: AxisState) -> bool:
+def is_sharded_matrix(v: Value, state: WeightState) -> bool:
     """Return whether a matrix is sharded on this axis. Small parameters pass in every state."""
-    return isinstance(pair[0], Shard) or not is_matrix(v)
+    return isinstance(state.working, Shard) or not is_matrix(v)
 
 
-def zero_stage_test(stage: int) -> PairTest:
+def zero_stage_test(stage: int) -> WeightTest:
     """Return the test of parameters on a data axis on which matrices have a ZeRO stage. In stages 1 to 3 small ones pass in every state."""
     if stage in (0, 3):
         return is_sharded_matrix if stage else sums_gradient_whole
-    return lambda v, pair: pair[3] == stage or not is_matrix(v)
+    return lambda v, state: state.stage == stage or not is_matrix(v)
 
 
-def is_expert_parallel(v: Value, pair: AxisState) -> bool:
+def is_expert_parallel(v: Value, state: WeightState) -> bool:
     """Return whether each rank has some of the experts, and uses their weights where they are."""
-    return bool(pair[0] == Shard(0) and pair[3] == NO_STAGE)
+    return state.working == Shard(0) and state.stage == NO_STAGE
 
 
-def is_used_in_parts(v: Value, pair: AxisState) -> bool:
+def is_used_in_parts(v: Value, state: WeightState) -> bool:
     """Return whether the weight of a product (see PRODUCTS) is sharded on this axis, and not gathered at use. All other parameters
     pass."""
-    return isinstance(pair[0], Shard) and pair[3] == NO_STAGE if is_matrix(v) else pair[3] in (NO_STAGE, 0)
+    if is_matrix(v):
+        return isinstance(state.working, Shard) and state.stage == NO_STAGE
+    return state.stage in (NO_STAGE, 0)
 
 
 @dataclass
@@ -322,7 +328,7 @@ def fsdp_rules(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
     )
 
 
-def megatron_rules(stream: PairTest) -> Restrict:
+def megatron_rules(stream: StreamTest) -> Restrict:
     """Return the rules of Megatron-LM.
 
     Products are sharded over the last mesh axis, where the residual stream passes the test `stream`. The first of two axes shards the

@@ -91,7 +91,7 @@ def _check_memory(request: Request, cluster: Cluster) -> None:
     gpu, budget_gb = cluster.gpu, request.memory_gb
     if budget_gb is not None and int(budget_gb * 1e9) > gpu.memory_bytes:
         most = named("memory_gb", gpu.memory_bytes // 10**6 / 1000)
-        has = memory_amount(gpu.memory_bytes, f"{gpu.memory_bytes / 2**30:.1f} GiB")
+        has = memory_amount(gpu.memory_bytes)
         reason = " is more than the ", has, f" of {gpu.name}; give at most ", most, ", or another GPU"
         raise InputError(named("memory_gb", budget_gb), *reason)
 

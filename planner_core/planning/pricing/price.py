@@ -125,7 +125,7 @@ class Pricer:
             return shown, (Sentence(assumed, named("micro_batch"), " states another"),)
         note = Sentence(
             f"micro-batch {shown.micro_batch} is assumed, the largest that fits: {share} samples at once need ",
-            memory_amount(peak, f"{peak / 2**30:.1f} GiB"),
+            memory_amount(peak),
             " per GPU; ",
             named("micro_batch"),
             " states another",

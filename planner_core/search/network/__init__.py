@@ -13,4 +13,4 @@ from planner_core.search.network.folded import (
 from planner_core.search.network.group_work import BlockCache, OperatorCache
 from planner_core.search.network.runs import Run, find_runs
 from planner_core.search.network.samples import DimByValue, SampleDims, find_sample_dims, input_sample_dims
-from planner_core.search.network.states import NO_STAGE, AxisState
+from planner_core.search.network.states import NO_STAGE, AxisState, TensorStates, WeightState

@@ -89,7 +89,7 @@ def needed_and_available(needed: float, budget: float) -> Sentence:
     """Return how many bytes a GPU needs and has, with as many digits as tell them apart."""
     first = 1 if budget > 2**30 else 4
     digits = next((d for d in range(first, 9) if f"{needed / 2**30:.{d}f}" != f"{budget / 2**30:.{d}f}"), 9)
-    needs, has = (memory_amount(n, f"{n / 2**30:.{digits}f} GiB") for n in (needed, budget))
+    needs, has = (memory_amount(n, f".{digits}f") for n in (needed, budget))
     return Sentence(needs, " per GPU, but there are ", has)
 
 
