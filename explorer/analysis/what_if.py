@@ -51,10 +51,6 @@ DEFAULT_INTER_GB_PER_S = 400.0
 MAX_MOVED_SHOWN = 12
 PATIENCE_S = 2.0
 _PLANNING = threading.Lock()
-EFFORT = Effort(30_000, 40_000)
-"""Points that a search may form for a proof: a few hundredths of a second. More points close little of a gap: of 25 re-plans one kept
-0.32 % open, and 0.27 % at ten times as many. The page states the gap, and a full plan searches further."""
-
 FIRST_FIGURES = Effort(0, 0, of_sums=True)
 """Nothing that the first figures say is a proof. Points of a network alone took 0.5 of 0.7 s on two nodes with a slow link, and bounds
 of walks a tenth of all where memory binds."""
@@ -71,10 +67,12 @@ def best_plan(request: Request, graph: GraphSource = None, say: Progress = lambd
     """Find the best plan alone; raises PlannerError as `plan_model` does."""
     with _wait_for_turn(say):
         try:
-            plan = choose_micro_batches(request, graph, say, effort=EFFORT)[1]
+            searched = choose_micro_batches(request, graph, say)
+            if not searched[1].cost.host_wait_s:
+                return searched[1]
             # The search minimises the GPU's own part of a step. Where a GPU waits for its host, a usual layout or a trade-off may have
             # the shorter step, and only the whole planning compares with those.
-            return plan_model(request, graph, say, passes=FIRST_PASSES).searched if plan.cost.host_wait_s else plan
+            return plan_model(request, graph, say, passes=FIRST_PASSES, searched=searched).searched
         finally:
             trim_memory()
 

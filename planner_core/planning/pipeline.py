@@ -130,9 +130,11 @@ def choose_step(
     say: Progress,
     like: Planner | None = None,
     show_first: ShowFirst = lambda planner, plan: None,
+    searched: tuple[Planner, Plan] | None = None,
 ) -> Draft:
     """Return the planner and the best plan on meshes of two axes: the number of micro-batches, the mesh, what is recomputed, and every
     placement. `like`: an earlier planner of the same model, whose graphs serve again. `show_first` gets the first plan that is known.
+    `searched`: what `choose_micro_batches` returned for this request, so that it is not searched again.
 
     Raises PlannerError, and NoPlanFits if no plan fits the memory budget that the user gave.
     """
@@ -142,7 +144,7 @@ def choose_step(
             planner, chosen = choose_for_micro_batch_size(request, graph, say)
             show_first(planner, chosen)
         elif request.bounding_tool is None:
-            planner, chosen = choose_micro_batches(request, graph, say, like=like, show_first=show_first)
+            planner, chosen = searched or choose_micro_batches(request, graph, say, like=like, show_first=show_first)
         else:
             planner, chosen, free = choose_for_tool(request, graph, say)
             show_first(planner, chosen)
@@ -365,10 +367,11 @@ def plan_model(
     like: Planner | None = None,
     show_first: Callable[[Plan], None] | None = None,
     passes: Mapping[str, Pass] = PASSES,
+    searched: tuple[Planner, Plan] | None = None,
 ) -> Result:
     """Find the best plan of a request, then run the passes behind it.
 
-    `like`: an earlier planner of the same model, whose graphs serve again. `show_first` gets the first plan on meshes of two axes,
+    `like` and `searched` are those of `choose_step`. `show_first` gets the first plan on meshes of two axes,
     with its bound, or one with stages that is much quicker, before proofs and the passes that take most of the time. `passes`: none for
     a caller that reads the best plan only. No pass changes the best plan of another method than the exact search, and for T5-large the
     passes take half of TAP's time.
@@ -387,7 +390,7 @@ def plan_model(
             show_first(staged.plan if staged else plan)
 
     try:
-        draft = replace(choose_step(first, graph, say, like, show), request=request)
+        draft = replace(choose_step(first, graph, say, like, show, searched), request=request)
     except NoPlanFits as error:
         draft, passes = _choose_stages_alone(request, error, graph, say), {}
     for name, apply_pass in passes.items():
