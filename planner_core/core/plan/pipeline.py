@@ -66,7 +66,11 @@ class Pipeline:
 
     def reads(self, stage: int, weight: str) -> bool:
         """Return whether a stage reads a weight, by its name in the whole model."""
-        return any(weight == part or weight.startswith(f"{part}.") for part in self.parts[stage])
+        # A weight that operators around the copies read is a part by its own name, even if a copy's prefix begins it. Example: T5's first
+        # stage reads `decoder.block.0.…relative_attention_bias` for all layers, and the second stage runs `decoder.block.0`.
+        if any(weight in parts for parts in self.parts):
+            return weight in self.parts[stage]
+        return any(weight.startswith(f"{part}.") for part in self.parts[stage])
 
     def stages_that_read(self, names: Sequence[str]) -> tuple[int, ...]:
         """Return the stages that read a weight which has these names (tied weights have several)."""
