@@ -83,6 +83,17 @@ def _measured(jobs: list[Any]) -> list[tuple[int, int]]:
     return found
 
 
+def test_a_buffer_from_before_the_count_counts_when_it_is_allocated() -> None:
+    """The buffers that stages receive into stay from step to step, and have memory while they are used: none of it was counted."""
+    buffer, memory = torch.empty(100, device="meta").untyped_storage(), MemoryTracker()
+    buffer.resize_(0)
+    with memory, memory.following_resizes():
+        buffer.resize_(400)
+        assert sum(memory.live.values()) == 400
+        buffer.resize_(0)
+    assert (sum(memory.live.values()), sum(memory.peak.values())) == (0, 400)
+
+
 def test_redistributions_take_what_was_predicted() -> None:
     cases = [(s, {}) for s in SHAPES] + [((4, 16), FUSED)]
     ways = [(shape, seg, start, steps) for shape, seg in cases for start, steps in _ways(shape, seg)]

@@ -135,6 +135,17 @@ def test_a_situation_has_the_stages_whose_backward_has_begun() -> None:
         (False, True),
         (True, True),
     ]
+    assert [s.others for s in steady_situations(cut("1f1b", 2), 4)[0] if s.is_last] == [(0,)]
+
+
+def test_a_weight_between_copies_is_read_by_the_stages_that_name_it() -> None:
+    """T5's second stage runs the decoder's first layer, whose name begins that of a bias that the first stage alone reads: it was summed
+    between both."""
+    parts = ("encoder.block.0", "decoder.block.0.bias.weight", "shared.weight"), ("decoder.block.0", "shared.weight")
+    stages = replace(Pipeline(2, "1f1b", (1, 1)), parts=parts)
+    assert stages.stages_that_read(["decoder.block.0.bias.weight"]) == (0,)
+    assert stages.stages_that_read(["decoder.block.0.q.weight"]) == (1,)
+    assert stages.stages_that_read(["shared.weight"]) == (0, 1)
 
 
 @pytest.mark.parametrize("begun", [False, True])

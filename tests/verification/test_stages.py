@@ -128,11 +128,25 @@ def test_gradients_stand_from_the_first_backward_of_their_stage(
         assert row["memory_bytes"]["rel_error"] < 0.004, (row.get("rank"), row["memory_bytes"])
 
 
-def test_what_is_sent_on_stands_twice_when_forward_is_done() -> None:
-    """T5's first stage hands on a position bias of 512 MiB, which is copied as it is sent: 7 % were missing."""
-    plan = of_layout("t5-large", "dp=1,pp=2", 3, gpus=2, accumulate=8, seq=4096, micro_batch=1)
-    first = verify(plan, timeout_s=240)["stages"][0]
-    assert first["memory_bytes"]["rel_error"] < 0.004, first["memory_bytes"]
+@pytest.mark.parametrize(
+    ("model", "layout", "seq", "gpus"),
+    [
+        ("t5-large", "dp=1,pp=2", 4096, 2),
+        pytest.param("t5-large", "dp=1,pp=2,schedule=gpipe", 4096, 2, marks=pytest.mark.slow),
+        pytest.param("t5-large", "dp=2,pp=2,schedule=gpipe,zero=1", 1024, 4, marks=pytest.mark.slow),
+        pytest.param("t5-large", "dp=2,pp=2,zero=2", 1024, 4, marks=pytest.mark.slow),
+        ("llama-3-8b", "dp=2,pp=2,schedule=gpipe", 4096, 4),
+        pytest.param("llama-3-8b", "dp=2,pp=2,vp=2,schedule=interleaved,zero=1", 4096, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_memory_of_every_rank_is_that_of_a_run(model: str, layout: str, seq: int, gpus: int) -> None:
+    """T5's first stage hands on a position bias of 512 MiB. A run kept it on both sides until the backward, with the gradients received and
+    those sent back, and neither the prediction nor the measurement counted all of them: T5's ranks were 7 to 18 % apart. Gradients of a
+    step were counted on their way beside every backward, 3 to 9 % too much on Llama's first rank."""
+    plan = of_layout(model, layout, 3 if model == "t5-large" else 4, gpus, accumulate=8, seq=seq, micro_batch=1)
+    found = verify(plan, timeout_s=240)
+    for row in found["stages"]:
+        assert row["ok"] and row["memory_bytes"]["rel_error"] < 0.008, (row["rank"], row["memory_bytes"])
 
 
 def test_gradients_are_scattered_over_two_axes_inside_stages() -> None:

@@ -13,7 +13,7 @@ at_peak                  the single tensors at the highest moment
 """
 
 from planner_core.cost.memory.at_peak import PeakTensor, tensors_at_peak
-from planner_core.cost.memory.deep import peak_memory, stage_moments
+from planner_core.cost.memory.deep import StageMoments, peak_memory, stage_moments
 from planner_core.cost.memory.forward import BlockMemory, Moment
 from planner_core.cost.memory.peak import block_memories, num_update_tensors, walk
 from planner_core.cost.memory.saved import Rerun, is_recomputed, rerun_ops, results_saved_by_readers, viewed_operands

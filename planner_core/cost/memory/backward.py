@@ -48,11 +48,16 @@ class BackwardMemory:
     packed (`filling`), and of gradients on their way (`sent`: for each message the bytes that each of its collectives needs;
     `passing`: those that one of them needs only now, as it is issued or ends).
     `leaving`: the messages of the unit at work. `departed` and `last_packed`: those of a called block, and its last gradient. `late`:
-    the messages that leave when backward is over, with what each of their collectives needs.
+    the messages that leave when backward is over, with what each of their collectives needs. `is_last`: whether gradients leave that are
+    summed once a step.
+
+    `received`: the gradients that a stage of a pipeline was sent. Its buffers stay until its backward is over.
     """
 
     block_memory: BlockMemory
     by_value: dict[int, Gradient]
+    received: tuple[Gradient, ...] = ()
+    is_last: bool = True
     kept: int = 0
     at_work: dict[int, Gradient] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
@@ -103,7 +108,7 @@ class BackwardMemory:
         return self.gathered + self.coming + self.filling + self.passing + sum(flow[0].flying for flow in self.sent)
 
     def _moment(self, more: int = 0) -> Moment:
-        gradients = {*self.by_value.values(), *self.at_work.values()}
+        gradients = {*self.received, *self.by_value.values(), *self.at_work.values()}
         flying = sum(g.num_bytes for g in gradients) + sum(self.waiting.values())
         return Moment(self.kept, self.weight_bytes, flying + more, self.ahead)
 
@@ -137,12 +142,12 @@ class BackwardMemory:
                 )
         left, self.leaving, self.departed = (*self.departed, *self.leaving), [], []
         if left:
-            yield from self._advance_messages([r.beside for r in left if r.late is None], sum(r.waiting for r in left))
+            flows = [r.beside[: len(r.beside) - r.once * (not self.is_last)] for r in left if r.late is None]
+            yield from self._advance_messages(flows, sum(r.waiting for r in left))
         else:  # a unit without gradients of its own lets messages wait, as a run does
             yield self._moment(self.last_packed)
         for reduction in left:
-            if reduction.late is not None:
-                self.leave_late(reduction)
+            self.leave_late(reduction)
         self.gathered = self.last_packed = 0
         yield self._moment()
 
@@ -159,7 +164,9 @@ class BackwardMemory:
         self.passing = 0
 
     def leave_late(self, reduction: ReductionMemory, copies: int = 1) -> None:
-        """Let the gradients of `copies` units travel with others when backward is over."""
+        """Let gradients of `copies` units that are few travel with others when backward is over."""
+        if reduction.late is None or not self.is_last:
+            return
         before = self.late.get(reduction.late, (SentMemory(0),) * len(reduction.beside))
         self.late[reduction.late] = tuple(n.add(m, copies) for n, m in zip(before, reduction.beside, strict=True))
 
@@ -172,7 +179,8 @@ class BackwardMemory:
         # They are taken out before `here` is summed, since the copy's own walk counts them (`arriving_gradients`).
         arrived = [self.by_value.pop(v, None) for v in call.outputs]
         # The caller counts as kept what the copy keeps inside. While the copy runs backward, its own moments count that instead.
-        here = self._moment() + Moment(-self.block_memory.storages.size["call", number])
+        twice = sum(g.num_bytes for g in arrived if g is not None and g in self.received)
+        here = self._moment() + Moment(-self.block_memory.storages.size["call", number], 0, -twice)
         for self.inside in copy.backward:
             yield here + self.inside
         self.inside = None
@@ -295,7 +303,7 @@ class BackwardMemory:
         if old is None:
             self.by_value[value] = gradient
             return self._moment()
-        holders = [*self.by_value.values(), *self.at_work.values()]
+        holders = [*self.received, *self.by_value.values(), *self.at_work.values()]
         # A tensor that is also another value's gradient must not be added to in place: for a moment there are both terms and their sum.
         shared = sum(g is old for g in holders) > 1
         moment = self._moment((0 if gradient in holders else gradient.num_bytes) + (old.num_bytes if shared else 0))

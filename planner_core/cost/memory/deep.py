@@ -29,9 +29,25 @@ from planner_core.cost.memory.peak import (
 )
 from planner_core.cost.memory.standing import StandingMemory, standing_memory
 from planner_core.cost.model import CostModel
+from planner_core.cost.resolved_ops import RECEIVE
 
 COPIES_AT_EACH_END = 6
 """Copies of a stretch that are simulated at each end. What is in flight reaches over one copy for each mesh axis at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageMoments:
+    """One stage of a pipeline. `state`: what its weights take. `kept`: bytes that one micro-batch keeps when its forward is done, with
+    those `received` that no operator keeps. The highest moments of a `forward`, of a `backward`, both beside gradients that stand, of a
+    step's `first_backward`, which makes these, and of its `last_backward`, which sums them over ranks."""
+
+    state: StandingMemory
+    kept: int
+    received: int
+    forward: Moment
+    backward: Moment
+    first_backward: Moment
+    last_backward: Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +81,38 @@ def stage_moments(
     gradients: Mapping[int, int],
     sent: int,
     known: KnownCopies | None,
-) -> tuple[StandingMemory, int, Moment, Moment, Moment]:
-    """Of one stage of a pipeline: what its weights take; the bytes that one micro-batch keeps when its forward is done; and the highest
-    moments of a forward, of a backward, both beside gradients that stand, and of a backward that makes these. `gradients`: bytes of those
-    that arrive, by value. `sent`: bytes of what is sent on, which is copied when forward is done. `known` is that of `block_memories`."""
+) -> StageMoments:
+    """Walk one stage of a pipeline. `gradients`: bytes of those that arrive, by value. `sent`: bytes of what is sent on, which is copied
+    when forward is done. `known` is that of `block_memories`."""
     state = standing_memory(blocks, graph, model)
     memories, gaps = _shortened_memories(blocks, graph, model, known)
     given = {v: Gradient(size) for v, size in gradients.items()}
-    inputs = Moment(state.inputs)
+    inputs, outputs = Moment(state.inputs), Moment(state.inputs + sent)
     forward = tuple(_forward_moments(memories[""], gaps))
-    backward = highest_backward(_backward_moments(memories[""], gaps, given))
-    later, first = replace(backward[0], grads=0), backward[-1]
-    kept_bytes = (forward[-1] + inputs).kept
+    last = highest_backward(_backward_moments(memories[""], gaps, given))
+    inner = last
+    # Example: ZeRO-1 sums the gradients of a step beside the last of 8 micro-batches. ZeRO-2 sums those of every micro-batch alike.
+    if model.workload.accumulate > 1 and any(r.once for u in memories[""].units for r in u.reductions):
+        inner = highest_backward(_backward_moments(memories[""], gaps, given, is_last=False))
     highest = highest_moment((*forward, forward[-1] + Moment(0, 0, sent)))
-    return state, kept_bytes, highest + inputs, later + inputs, first + inputs
+    return StageMoments(
+        state,
+        (forward[-1] + inputs).kept,
+        _received_bytes(memories[""]),
+        highest + inputs,
+        # What was sent on is the root of autograd's graph, so torch lets it go when backward is over.
+        replace(inner[0], grads=0) + outputs,
+        inner[-1] + outputs,
+        replace(last[0], grads=0) + outputs,
+    )
+
+
+def _received_bytes(top: BlockMemory) -> int:
+    """Return the bytes that the top block of a stage receives and of which no operator keeps any."""
+    receives = [isinstance(item, Op) and item.fn == RECEIVE for item in top.storages.block.items]
+    pairs = list(zip(receives, top.saved_at, strict=True))
+    kept = {key for is_received, keys in pairs for key in keys if not is_received}
+    return top.size_of(key for is_received, keys in pairs for key in keys if is_received and key not in kept)
 
 
 def _shortened_memories(
@@ -99,17 +133,17 @@ def _forward_moments(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
 
 
 def _backward_moments(
-    top: BlockMemory, gaps: Sequence[Gap], given: Mapping[int, Gradient] | None = None
+    top: BlockMemory, gaps: Sequence[Gap], given: Mapping[int, Gradient] | None = None, *, is_last: bool = True
 ) -> Iterator[Moment]:
     """Yield the moments of backward, with what the copies left out keep until they run, and with their gradients after that. `given`: the
-    gradients that arrive, if it does not begin with the loss."""
+    gradients that arrive, if it does not begin with the loss. `is_last`: whether it is that of a step's last micro-batch."""
     more = [(_gap_saved_bytes(top, gap), _gap_gradient_bytes(top, gap)) for gap in gaps]
     # A stage that is not the last begins with the gradients that the next stage sends.
-    run = BackwardMemory(top, dict(given)) if given else backward_of(top)
+    run = BackwardMemory(top, dict(given), tuple(given.values())) if given else backward_of(top)
+    run.is_last = is_last
     for gap in gaps:
         for reduction in _gap_call(top, gap).unit.reductions:
-            if reduction.late is not None:
-                run.leave_late(reduction, gap.copies)
+            run.leave_late(reduction, gap.copies)
     for moment in run.moments():
         extra = Moment()
         for gap, (gap_bytes, grads) in zip(gaps, more, strict=True):

@@ -235,7 +235,8 @@ class BlockStorages:
     def _exchanged_results(self, op: Op, saved: Sequence[Key]) -> list[Key]:
         """Return the results of which an operator keeps a tensor of its own, as large (`Split.exchanged`)."""
         keys = [k for v in op.outputs if (k := self.result_keys.get(v)) is not None and k in saved]
-        return keys if keys and self._exchanged_operands(op) else []
+        # What receives a tensor from another stage has no operands, and no rule.
+        return keys if keys and op.inputs and self._exchanged_operands(op) else []
 
     def _exchanged_operands(self, op: Op) -> list[int]:
         """Return the operands that an operator exchanges inside, on any axis of several ranks."""

@@ -93,8 +93,11 @@ def policy_from_plan(
     memories = stage_memories(pieces, model)
     grads = np.array([m.state.grads for m in memories], dtype=float)
     states = np.array([m.state.params + m.state.moments - graph.buffer_bytes for m in memories], dtype=float)
-    activations = np.array([m.kept - m.sent for m in memories], dtype=float)
-    peak = np.array([max(m.forward.total, m.backward.total) for m in memories], dtype=float)
+    # What passes through several pieces is received once by their stage, not by each. The walk of the priced plan counts it.
+    activations = np.array([m.of.kept - m.of.received for m in memories], dtype=float)
+    peak = np.array(
+        [max(m.of.forward.total, m.of.backward.total - m.sent) - m.of.received for m in memories], dtype=float
+    )
     boundary = tuple(tuple(str(s) for s in boundary_states(p).values()) for p in pieces[1:])
     return CopyPolicy(
         name=name,

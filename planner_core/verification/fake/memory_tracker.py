@@ -155,8 +155,11 @@ class MemoryTracker(TorchDispatchMode):
         resize = torch.UntypedStorage.resize_
 
         def resize_tracked(storage: torch.UntypedStorage, num_bytes: int) -> Any:
-            out = resize(storage, num_bytes)
-            if (known := self._known.get(storage_key(storage))) is not None:
+            out, key = resize(storage, num_bytes), storage_key(storage)
+            if key not in self._known and storage.device.type == "meta":
+                # It was made before memory was counted, such as the buffers that a stage receives into.
+                self._watch_storage(storage, 0, self.kind)
+            if (known := self._known.get(key)) is not None:
                 before, known.num_bytes = known.num_bytes, num_bytes
                 self._add_bytes(known.kind, num_bytes - before)
             return out

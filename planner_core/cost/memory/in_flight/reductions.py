@@ -36,7 +36,8 @@ class ReductionMemory:
     """Gradients that are reduced together. `flat`: their bytes before the first collective, from the first gradient on (0: each counts as
     held, as it was made). `beside`: those of each collective on their way. `late`: if they are few, with which gradients of other units
     they travel when backward is over; else None. `waiting`: bytes beside the gradients that are held, until the first collective is
-    issued. `ends`: what is held is then this GPU's part of the sum."""
+    issued. `ends`: what is held is then this GPU's part of the sum. `once`: how many of the last collectives are issued in a step's last
+    micro-batch alone."""
 
     weights: frozenset[int]
     flat: int
@@ -44,6 +45,7 @@ class ReductionMemory:
     late: object = None
     waiting: int = 0
     ends: bool = False
+    once: int = 0
 
 
 def reductions(
@@ -101,12 +103,12 @@ def _make_reduction(
         flat = micro[0] if packs or sums or dtype != block.values[group[0].value].meta.dtype else 0
         beside = tuple(n.add(stands, -1) for n in (first, *rest, *then))
         waiting = flat - stands.flying if flat else 0
-        return ReductionMemory(weights, flat, beside, waiting=waiting, ends=bool(final) and not sums)
+        return ReductionMemory(weights, flat, beside, waiting=waiting, ends=bool(final) and not sums, once=len(then))
     # Few bytes wait for one message of all units when backward is over: a norm needs no message of its own, but stands until then.
     if final and micro[0] <= SMALL_BYTES:
         packed_bytes = 0 if sums or shared >= weights else micro[0]
         anew = _sent_bytes(last, final, packed=False)
-        return ReductionMemory(weights, packed_bytes, anew, late=(step_signature(final), dtype))
+        return ReductionMemory(weights, packed_bytes, anew, late=(step_signature(final), dtype), once=len(anew))
     # A reduce_scatter sends what is packed rank by rank. An all_reduce sums it where it lies, if no term came from another unit.
     ranked = bool(final) and final[0].collective == "reduce_scatter"
     packed_bytes = micro[0] if final and not sums and (ranked or not shared >= weights) else 0
@@ -114,7 +116,7 @@ def _make_reduction(
     terms = 0 if ranked else sum(_local_bytes(block, u, model) for u in group if u.value in shared)
     more = 0 if sums or not final else packed_bytes + terms - last[-1]
     beside = tuple(n.add(SentMemory(more)) for n in _sent_bytes(last, final, packed=packed))
-    return ReductionMemory(weights, packed_bytes, beside, waiting=more, ends=bool(final) and not sums)
+    return ReductionMemory(weights, packed_bytes, beside, waiting=more, ends=bool(final) and not sums, once=len(beside))
 
 
 def _after_local_steps(use: UseMemory) -> UseMemory:

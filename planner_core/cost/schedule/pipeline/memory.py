@@ -9,6 +9,9 @@ So at each piece of a rank's work
 
 Example: 1F1B with 4 ranks. Rank 0 holds 4 micro-batches when it runs the first backward, rank 3 holds 1.
 
+torch keeps what a stage has received and sent on until the backward of that micro-batch is over, and then frees the gradients that it was
+sent. Gradients that are summed once a step need memory beside the last backward alone.
+
 PyTorch makes a gradient in the first backward that brings it. A stack with a buffer of gradients
 (Megatron-LM) has them all the time. Example: 8 stages a rank, as many micro-batches as ranks: all forwards run before any gradient stands.
 """
@@ -19,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner_core.core import Pipeline, State
-from planner_core.cost.memory import Moment, StandingMemory, num_update_tensors, stage_moments
+from planner_core.cost.memory import Moment, StageMoments, StandingMemory, num_update_tensors, stage_moments
 from planner_core.cost.memory.peak import KnownCopies
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes
@@ -30,21 +33,25 @@ from planner_core.cost.schedule.pipeline.stages import StagePlan, boundary_state
 @dataclass(frozen=True, slots=True)
 class StageMemory:
     """Bytes of one stage on one GPU. `kept`: what one micro-batch holds between its forward and its backward, with what it `sent` on.
-    `forward` and `backward`: the highest moments of one pass beside the stage's gradients, with the micro-batch's own kept bytes.
-    `first_backward`: that of a backward that makes these gradients, with them."""
+    `returned`: gradients of one micro-batch that it sends back. `of`: the highest moments of its passes."""
 
-    state: StandingMemory
+    of: StageMoments
     kept: int
-    forward: Moment
-    backward: Moment
-    first_backward: Moment
-    sent: int = 0
+    sent: int
+    returned: int
 
-    def moment(self, forward: bool, begun: bool) -> Moment:
-        """Return the highest moment of a pass, with the stage's gradients. `begun`: whether they stand when it begins."""
+    @property
+    def state(self) -> StandingMemory:
+        """What the stage's weights take."""
+        return self.of.state
+
+    def moment(self, forward: bool, begun: bool, is_last: bool) -> Moment:
+        """Return the highest moment of a pass, with the stage's gradients and the micro-batch's own kept bytes. `begun`: whether gradients
+        stand when it begins. `is_last`: whether it is the backward of a step's last micro-batch."""
         if not forward and not begun:
-            return self.first_backward
-        return (self.forward if forward else self.backward) + Moment(0, self.state.grads * begun)
+            return self.of.first_backward
+        backward = self.of.last_backward if is_last else self.of.backward
+        return (self.of.forward if forward else backward) + Moment(0, self.state.grads * begun)
 
 
 def stage_memories(stages: Sequence[StagePlan], model: CostModel) -> tuple[StageMemory, ...]:
@@ -67,10 +74,10 @@ def _stage_memory(stage: StagePlan, states: Mapping[int, State], model: CostMode
     top = stage.graph.top
     gradients = {v: local_bytes(top, v, s.gradient, model) for v, s in states.items() if top.values[v].grad}
     sent = sum(local_bytes(top, v, s.forward, model) for v, s in states.items())
-    state, kept_bytes, forward, backward, first = stage_moments(
-        stage.blocks, stage.graph, model, gradients, sent, walked
-    )
-    return StageMemory(state, kept_bytes + sent, forward, backward, first, sent)
+    taken = boundary_states(stage).items()
+    returned = sum(local_bytes(top, v, s.gradient, model) for v, s in taken if top.values[v].grad)
+    moments = stage_moments(stage.blocks, stage.graph, model, gradients, sent, walked)
+    return StageMemory(moments, moments.kept + sent, sent, returned)
 
 
 def rank_memory(
@@ -85,7 +92,9 @@ def rank_memory(
     )
     largest = max(memories[s].state.largest_param for s in rank_stages)
     peak = Moment(0, updated, num_update_tensors(model.workload) * largest)  # the optimizer's step
-    for moment in _highest_moments(rank_stages, memories, situations, buffer):
+    # torch's schedule of one stage a rank drops the gradients that it has sent back when the next backward is over.
+    returned = memories[rank].returned if pipeline.schedule == "1f1b" else 0
+    for moment in _highest_moments(rank_stages, memories, situations, buffer, returned):
         peak = max(peak, moment, key=lambda m: m.total)
     return {
         "params": params,
@@ -99,16 +108,21 @@ def rank_memory(
 
 
 def _highest_moments(
-    rank_stages: Sequence[int], memories: Sequence[StageMemory], situations: Sequence[Situation], buffer: bool
+    rank_stages: Sequence[int],
+    memories: Sequence[StageMemory],
+    situations: Sequence[Situation],
+    buffer: bool,
+    returned: int,
 ) -> Iterator[Moment]:
-    """Yield the highest moment of each situation of a rank. `buffer`: whether gradients stand all through a step."""
-    for stage, forward, others, begun in situations:
-        moment = Moment()
+    """Yield the highest moment of each situation of a rank. `buffer`: whether gradients stand all through a step. `returned`: bytes that
+    the rank holds from its first backward on."""
+    for stage, forward, others, begun, is_last in situations:
+        moment = Moment(0, 0, returned * any(begun))
         for s, in_flight, has_begun in zip(rank_stages, others, begun, strict=True):
             stands, m = buffer or has_begun, memories[s]
             moment += Moment(in_flight * m.kept, m.state.grads * stands * (s != stage))
             if s == stage:
-                moment += m.moment(forward, stands)
+                moment += m.moment(forward, stands, is_last)
         yield moment
 
 

@@ -61,12 +61,14 @@ class WorkColumns(NamedTuple):
 
 class Situation(NamedTuple):
     """A pass of a rank, and for each of the rank's stages how many other micro-batches are in flight there and whether a backward has
-    run. What a rank holds depends on these alone, and a step of thousands of passes has few of them."""
+    run. `is_last`: whether it is the backward of the stage's last micro-batch. What a rank holds depends on these alone, and a step of
+    thousands of passes has few of them."""
 
     stage: int
     forward: bool
     others: tuple[int, ...]
     begun: tuple[bool, ...]
+    is_last: bool = False
 
 
 Order = tuple[StagePass, ...]
@@ -152,19 +154,21 @@ def _situations_in_stages(
 
 def _list_situations(stages: Sequence[int], order: Order) -> tuple[Situation, ...]:
     in_flight, begun = dict.fromkeys(stages, 0), dict.fromkeys(stages, False)
-    last: dict[object, Situation] = {}
-    for stage, what, _ in order:
+    latest: dict[object, Situation] = {}
+    last = max(work.micro_batch for work in order)
+    for stage, what, micro_batch in order:
         forward = what is Pass.FORWARD
         # A backward's own micro-batch is in the moments of its pass already; a forward's is not in flight before it has run.
         if what is not Pass.WEIGHT:
             others = tuple(n - (s == stage and not forward) for s, n in in_flight.items())
-            last[stage, forward, others] = Situation(stage, forward, others, tuple(begun.values()))
+            is_last = not forward and micro_batch == last
+            latest[stage, forward, others, is_last] = Situation(stage, forward, others, tuple(begun.values()), is_last)
         if forward:
             in_flight[stage] += 1
         elif what is not Pass.INPUT:
             in_flight[stage] -= 1
             begun[stage] = True
-    return tuple(last.values())
+    return tuple(latest.values())
 
 
 def in_flight_at_once(pipeline: Pipeline, micro_batches: int, *, begun: bool = False) -> Ints:

@@ -146,7 +146,8 @@ def _stage_top(top: Block, items: Sequence[Op | Call], takes: Sequence[int], giv
     values = list(top.values)
     for v in takes:
         values[v] = replace(values[v], storage=v)  # what arrives is a tensor of its own
-    received = tuple(Op(f"{RECEIVE}.{v}", RECEIVE, (), (v,), {}) for v in takes)
+    # A stage keeps what it received until its backward is over, whether or not an operator needs it there.
+    received = tuple(Op(f"{RECEIVE}.{v}", RECEIVE, (), (v,), {}, saved=(v,)) for v in takes)
     # The last stage hands nothing on: it returns the loss.
     outputs = gives or top.outputs
     return replace(top, values=tuple(values), items=(*received, *items), outputs=outputs)
