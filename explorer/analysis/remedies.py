@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from explorer.address import settings
+from explorer.text.words import cluster_words
 from planner_core.core import (
     OPTIMIZERS,
     Cluster,
@@ -49,6 +50,7 @@ def remedy_ladders(values: Mapping[str, Any], cluster: Cluster, need: float | No
         _smaller_batches,
         _larger_gpus,
         _more_nodes,
+        _other_clusters,
         _recomputation_and_nodes,
     )
     ladders = [list(kind(values, cluster, times, need or UNKNOWN_NEED)) for kind in kinds]
@@ -124,6 +126,18 @@ def _networked_cluster(values: Mapping[str, Any], cluster: Cluster) -> Mapping[s
         if len(other.levels) > 1 and other.gpu == cluster.gpu and other.levels[0].size == cluster.levels[0].size:
             return {**dict.fromkeys(settings.CLUSTER_KEYS), "cluster": name}
     return None
+
+
+def _other_clusters(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
+    """Yield clusters of the list that hold enough together, the smallest first, where no network between these nodes is known."""
+    if _networked_cluster(values, cluster) is not None:
+        return
+    known = {name: load_cluster(name) for name in cluster_names()}
+    sizes = {name: other.num_gpus * other.gpu.memory_bytes for name, other in known.items()}
+    for name in sorted(sizes, key=sizes.__getitem__):
+        if sizes[name] >= need * cluster.num_gpus * cluster.gpu.memory_bytes:
+            changes = {**dict.fromkeys(settings.CLUSTER_KEYS), "cluster": name}
+            yield Remedy(f"{cluster_words(known[name])} instead of {cluster_words(cluster)}", changes)
 
 
 def _recomputation_and_nodes(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:

@@ -47,7 +47,8 @@ def offer_remedies(need: float | None = None) -> None:
         ladders = remedy_ladders(values, load_cluster(settings.cluster_spec(values)), need)
     except InputError:
         return
-    st.markdown("**What would fit**")
+    head = st.empty()
+    head.markdown("**What would fit**")
     if _is_stopped():
         st.caption("Planning was stopped; the buttons below change the settings all the same.")
     # All places first: a row that is known sooner must not move those that are not.
@@ -55,12 +56,15 @@ def offer_remedies(need: float | None = None) -> None:
         st.container(horizontal=True, vertical_alignment="center", key=f"remedy_{k}").empty()
         for k in range(len(ladders))
     ]
-    progress = st.empty()
+    progress, is_any_fitting = st.empty(), False
     for k, ladder in enumerate(ladders):
         fitting = _find_fitting(k, ladder, progress)
+        is_any_fitting |= fitting is not None
         with places[k].container(horizontal=True, vertical_alignment="center"):
             _show_remedy(k, ladder, fitting)
     progress.empty()
+    if not is_any_fitting and not _is_stopped():
+        head.markdown("**No single change makes a plan fit**")
 
 
 def _is_stopped() -> bool:

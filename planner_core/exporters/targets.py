@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from planner_core.core import Plan, Sentence, plan_to_json
+from planner_core.core import Plan, plan_to_json
 from planner_core.exporters.remarks import FILE, Remark, RemarkKind, data_option
 
 if TYPE_CHECKING:
@@ -73,10 +73,11 @@ def _write_torchrun(plan: Plan) -> WrittenForm:
 
     nodes, processes = launch_sizes(plan)
     source = (plan.model.get("config") or {}).get("callable")
-    tiny = Sentence(
+    tiny = Remark(
         "Try it without a GPU: torchrun --standalone --nproc-per-node 4 ",
         FILE,
         " --tiny --steps 20 --report-every 1",
+        kind=RemarkKind.LAUNCH,
     )
     user_model = f"It imports {source}, builds the model whole on every rank, and trains on its example inputs: put your data loader there"
     run = Remark(

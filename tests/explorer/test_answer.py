@@ -198,6 +198,11 @@ def test_a_smaller_batch_is_half_of_the_one_that_is_planned() -> None:
     """Nobody set it, so it goes with the GPUs: 64 samples on 64 of them, and not the 16 of the model."""
     here = values(model="llama-3-8b", cluster="8x8-h100", accumulate=1)
     assert settings.batch_and_tokens(here)[0] == 64
+    alone = values(cluster="1x4-a100-pcie")  # of more such nodes no network is known
+    found = remedies.remedy_ladders(alone, load_cluster("1x4-a100-pcie"), 3.8)
+    instead = [way for ladder in found for way in ladder if "cluster" in way.changes]
+    assert [way.changes["cluster"] for way in instead] == ["2x8-h100", "4x8-a100", "8x8-h100"], instead
+    assert instead[0].words == "2 nodes × 8 H100 instead of 1 node × 4 A100" and instead[0].changes["gpu"] is None
     found = remedies.remedy_ladders(here, load_cluster("8x8-h100"), 1.5)
     assert next(way.changes["batch"] for ladder in found for way in ladder if "batch" in way.changes) == 32
 

@@ -77,6 +77,14 @@ def test_every_does_not_fit_says_what_fills_the_memory() -> None:
     assert all(any(filled.search(n.sentence) for n in p.notes) for p in short), [p.notes for p in short]
 
 
+def test_the_limit_stands_in_one_note_of_a_report() -> None:
+    """It stood in those of the least memory, of what fills it, and of the baselines that none is planned of."""
+    result = plan_model(Request("llama-3-70b", "1x4-a100-pcie", layers=40), passes={"baselines": add_baselines})
+    notes = [str(n.sentence) for n in (*result.best.notes, *result.notes)]
+    assert not result.best.fits and len({n for n in notes if "73.6 GiB" in n}) == 1
+    assert any(n.startswith("of ") and "the weights" in n for n in notes)
+
+
 def test_what_fills_the_fullest_stage_is_said_too() -> None:
     asked = Request(
         "gpt2-xl",

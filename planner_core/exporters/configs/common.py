@@ -36,7 +36,7 @@ def list_remarks(layout: TpLayout, usage: Sequence[str], differences: Sequence[s
         trainer = f"ZeRO-{stage}" if stage else trainer
         lines.insert(
             0,
-            f"the data axis is the trainer's: data parallelism ({trainer}) over {layout.data}, tensor parallelism over {layout.size}"
+            f"the trainer runs data parallelism ({trainer}) over {layout.data}, tensor parallelism over {layout.size}"
             + (f", context parallelism over {layout.context}" if layout.context > 1 else ""),
         )
     return (*lines, *(f"differs from the plan: {d}" for d in (*layout.differences, *differences)))

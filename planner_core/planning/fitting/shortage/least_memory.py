@@ -54,9 +54,10 @@ def note_oversized_states(planner: Planner) -> tuple[str, ...]:
     """Return a sentence about baselines if not even evenly shared states fit: then none is planned."""
     if states_can_fit(planner):
         return ()
-    amounts = needed_and_available(least_state_bytes(planner), planner.budget)
+    # The plan of least memory, of which this is a report, says how much there is.
+    needed, _ = _amounts(least_state_bytes(planner), planner.budget)
     why = "no baseline is planned, since none can fit: evenly shared weights, gradients and states alone take "
-    return (Sentence(why, amounts),)
+    return (Sentence(why, needed, " per GPU"),)
 
 
 def note_shortage(least: Plan, planner: Planner, at_least: float) -> tuple[Note, ...]:
@@ -87,10 +88,15 @@ def searched_plans(planner: Planner) -> Sentence:
 
 def needed_and_available(needed: float, budget: float) -> Sentence:
     """Return how many bytes a GPU needs and has, with as many digits as tell them apart."""
+    needs, has = _amounts(needed, budget)
+    return Sentence(needs, " per GPU, but there are ", has)
+
+
+def _amounts(needed: float, budget: float) -> tuple[Term, Term]:
     first = 1 if budget > 2**30 else 4
     digits = next((d for d in range(first, 9) if f"{needed / 2**30:.{d}f}" != f"{budget / 2**30:.{d}f}"), 9)
     needs, has = (memory_amount(n, f".{digits}f") for n in (needed, budget))
-    return Sentence(needs, " per GPU, but there are ", has)
+    return needs, has
 
 
 def needs_buffers(answer: Answer, budget: float) -> bool:

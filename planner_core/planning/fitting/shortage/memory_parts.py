@@ -13,6 +13,7 @@ from planner_core.core import (
     ITEM_BYTES,
     Graph,
     Note,
+    NoteKind,
     Op,
     Plan,
     Value,
@@ -37,9 +38,9 @@ FILLERS = {
 """What a kind of tensors at the peak is called in a sentence."""
 
 
-def describe_memory(plan: Plan, graph: Graph, budget: float) -> str:
+def describe_memory(plan: Plan, graph: Graph, budget: float | None) -> str:
     """Return the largest parts of the fullest GPU's memory, in words. Example: "of 76.0 GiB, 62.0 are the logits of 10,240 tokens x 152,064
-    words, 9.1 the weights and 3.2 the optimizer's states; a GPU may hold 73.3 GiB"."""
+    words, 9.1 the weights and 3.2 the optimizer's states; a GPU may hold 73.3 GiB". `budget`: None where the limit is said already."""
     staged = plan.cost.pipeline is not None
     # The fullest stage is not one graph whose tensors have names, so the logits are among what its last stage keeps.
     sizes = _bytes_of_kinds(plan) if staged else _bytes_of_tensors(plan, graph)
@@ -47,7 +48,9 @@ def describe_memory(plan: Plan, graph: Graph, budget: float) -> str:
     parts = [f"{_gib(size)} {'are ' if k == 0 else ''}{name}" for k, (name, size) in enumerate(most) if size]
     listed = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
     where = " of the fullest stage" if staged else ""
-    return f"of {_gib(plan.cost.memory_bytes['peak'])} GiB{where}, {listed}; a GPU may hold {_gib(budget)} GiB"
+    return f"of {_gib(plan.cost.memory_bytes['peak'])} GiB{where}, {listed}" + (
+        "" if budget is None else f"; a GPU may hold {_gib(budget)} GiB"
+    )
 
 
 def _gib(num_bytes: float) -> str:
@@ -75,8 +78,10 @@ def _bytes_of_tensors(plan: Plan, graph: Graph) -> dict[str, int]:
 
 def note_memory(plan: Plan, planner: Planner) -> tuple[Note, ...]:
     """Return a note about what fills the memory of a plan that does not fit."""
-    filled = "" if plan.fits else describe_memory(plan, planner.graph, planner.budget)
-    return (Note(filled),) if filled else ()
+    if plan.fits:
+        return ()
+    is_limit_said = any(note.kind is NoteKind.SHORTAGE for note in plan.notes)
+    return (Note(describe_memory(plan, planner.graph, None if is_limit_said else planner.budget)),)
 
 
 def _logit_shapes(graph: Graph) -> set[tuple[int, ...]]:
