@@ -14,6 +14,7 @@ def dbrx_experts(
 ) -> torch.Tensor:
     """DBRX: all experts' matrices in one, [E x inner, width] each for gate, up and down."""
     shape = (self.num_experts, self.ffn_hidden_size, self.hidden_size)
+    # One tensor of gate and up, as `moe_experts` takes them; down is stored as [inner, width] here, and transposed below.
     both = torch.cat([self.mlp.w1.view(shape), self.mlp.v1.view(shape)], dim=1)
     out = moe_experts(
         hidden_states.reshape(-1, self.hidden_size),

@@ -23,6 +23,7 @@ def recurrence(plain: Plain) -> Plain:
     ) -> Any:
         if recurrent_states is not None or hidden_states.shape[1] == 1:
             return plain(self, hidden_states, recurrent_gate, reset, recurrent_states)
+        # A reset is a gate of 0, so the recurrence takes two tensors, and the plain method then gets no resets.
         none = torch.zeros((), dtype=torch.bool)
         return linear_scan(
             hidden_states,

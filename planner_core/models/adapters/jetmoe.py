@@ -11,6 +11,7 @@ from planner_core.models.adapters.experts import apply_gate, expert_linear, moe_
 
 def jetmoe_router(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the experts of each token [t, k], their weights [t, k], and the logits."""
+    # transformers' router also returns how many tokens each expert gets, as Python numbers, which depend on values.
     logits = self.layer(hidden_states).float()
     best, index = logits.topk(self.top_k, dim=1)
     return index, torch.softmax(best, dim=1).type_as(hidden_states), logits

@@ -17,6 +17,7 @@ def longcat_experts(
     passed: torch.Tensor = hidden_states * share.to(hidden_states.dtype)
     if self.gate_up_proj is None:
         return passed
+    # transformers also makes rows for the identity experts, which nothing reads.
     run = moe_experts(
         hidden_states,
         top_k_index,

@@ -13,6 +13,7 @@ def register_masks() -> None:
     if module is None or not hasattr(module, "_vmap_expansion_sdpa"):
         return
 
+    # Operators inside a vmap cannot be seen one by one (docs/SUPPORT.md).
     def broadcast(mask_function: Callable[..., Any]) -> Callable[..., Any]:
         def mask(batch: Any, head: Any, query: Any, key: Any) -> Any:
             allowed = mask_function(*module._non_vmap_expansion_sdpa(batch, head, query, key))

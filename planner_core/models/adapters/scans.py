@@ -37,6 +37,7 @@ def selective_scan(
 ) -> Any:
     """Mamba: states [d, n] per sample. hidden, dt, z [b, d, s]; A [d, n]; B, C [b, n, s]; D, delta_bias [d] -> [b, d, s]."""
     given = (hidden_states, dt, A, B, C, D, z, delta_bias)
+    # mamba_ssm's kernel saves a state for every 2048 tokens, with the sum of its decays: x [b, d, chunks, 2 n] (selective_scan.cpp).
     states = (hidden_states.shape[0], A.shape[0], -(-hidden_states.shape[2] // 2048), 2 * A.shape[1])
     return _call_scan(selective_scan, given, plain, options, hidden_states.shape, states)
 
@@ -59,7 +60,7 @@ def chunk_scan(
     if heads % groups:  # on meta tensors nothing else looks at the two
         raise ValueError(f"{groups} groups do not divide {heads} heads")
     given = (hidden_states, dt, A, B, C, chunk_size, D, dt_bias)
-    saved = (*dt.shape[:1], dt.shape[2], dt.shape[1])  # cumulated decays; chunk states are computed again
+    saved = (*dt.shape[:1], dt.shape[2], dt.shape[1])  # dA_cumsum of mamba_ssm; chunk states are computed again
     return _call_scan(chunk_scan, given, plain, options, hidden_states.shape, saved)
 
 
@@ -128,7 +129,7 @@ def _call_scan(
     operands = tuple(t for t in given if isinstance(t, torch.Tensor))
     if has_torch_function(operands):
         return handle_torch_function(fn, operands, *given, plain=plain, **options)
-    if not operands[0].is_meta and type(operands[0]).__name__ != "FakeTensor":
+    if not operands[0].is_meta:
         names = list(inspect.signature(fn).parameters)
         return plain(**dict(zip(names, given, strict=False)), **options)
     # Operands have several dtypes (decays may be float32). The result has that of one of its shape, such as the values.
@@ -173,6 +174,7 @@ def register_scans() -> None:
     """Replace the fallbacks in every model file of transformers that has been imported."""
     for name, module in list(sys.modules.items()):
         if name.startswith("transformers.models.") and ".modeling_" in name:
+            # Each model file of transformers has its own copy of a fallback.
             for fallback, fused in FALLBACKS.items():
                 plain = module.__dict__.get(fallback)
                 if plain is not None and not hasattr(plain, "_shardscope"):

@@ -228,6 +228,7 @@ def _find_class(config: Any, name: Any) -> Any:
 
 def disable_dropout(config: Any) -> None:
     """Set every dropout probability of a config and its parts to 0."""
+    # By a part of the name: each type has fields of its own (attn_pdrop, hidden_dropout_prob, classifier_dropout).
     for name, value in list(vars(config).items()):
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)

@@ -174,6 +174,7 @@ def _rebind_value(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _planned_input(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
+    # The model's code may ask masks and ids what they hold, and real numbers never choose its path.
     if tensor.is_floating_point():
         return torch.empty(tensor.shape, dtype=getattr(torch, dtype) if dtype else tensor.dtype, device="meta")
     return tensor.detach() if tensor.is_meta else tensor.detach().cpu()

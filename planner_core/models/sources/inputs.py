@@ -138,15 +138,18 @@ def _signal_input(name: str, config: Any, batch: int, seq: int, dtype: torch.dty
         frames = (getattr(vision, "num_frames", 1),) if moves else ()
         shape = (batch, *frames, getattr(vision, "num_channels", 3), height, width)
     elif name == "input_features" and hasattr(config, "input_feat_per_channel"):
+        # Speech2Text's two convolutions of stride 2 make one position of four frames.
         shape = (batch, max(seq, 1) * 4, config.input_feat_per_channel)
     elif name == "input_features" and hasattr(getattr(config, "encoder_config", None), "num_mel_bins"):
         heard = config.encoder_config  # Parakeet, LASR: frames before bins
         shape = (batch, max(seq, 1) * getattr(heard, "subsampling_factor", 4), heard.num_mel_bins)
     elif name == "input_features":
+        # Whisper has a convolution of stride 2, so a recording of 30 s is 3000 frames for 1500 positions.
         shape = (batch, getattr(config, "num_mel_bins", 80), 2 * getattr(config, "max_source_positions", 1500))
     elif hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):  # spectrograms
         shape = (batch, config.max_length, config.num_mel_bins)
     else:
+        # The strides of wav2vec 2.0's convolutions are 5, 2, 2, 2, 2, 2 and 2: one position of 320 numbers.
         shape = (batch, max(seq, 1) * 320)
     return torch.empty(shape, dtype=dtype, device="meta")
 
