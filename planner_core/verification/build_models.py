@@ -24,13 +24,13 @@ from planner_core.models.sources import (
     value_limits,
 )
 from planner_core.runtime import Init, Parallel, PlanMismatch, initializer, map_marked_leaves
-from planner_core.runtime.training import has_hooks, position_along
+from planner_core.runtime.training import call, has_hooks, join_arguments, position_along, split_arguments
 
 SEED = 0
 """The seed of the weights and inputs of every verification, so that all ranks have the same."""
 MAX_STD = 0.05
-POSITIONAL = "*"
-"""The key of positional arguments in a dict of inputs."""
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named arguments of a call."""
 
 
 def build_model(config: Mapping[str, Any], dtype: str) -> tuple[nn.Module, Any]:
@@ -104,22 +104,26 @@ def materialise(model: nn.Module, init: Init) -> nn.Module:
 
 
 def call_as_in_a_loop(parallel: Parallel, inputs: Mapping[str, Any], rank: int) -> Any:
-    """Call a model under a plan as a training loop on this rank does: with the rank's samples of a global batch."""
-    call = None if has_hooks(parallel.model) else rank_call(parallel, inputs, rank)
-    if call is None:
-        return call_model(functools.partial(parallel.model, global_batch=True), inputs)
-    return parallel.model(*call[0], **call[1])
+    """Call a model under a plan as a training loop on this rank does."""
+    args, kwargs = loop_arguments(parallel, inputs, rank)
+    return parallel.model(*args, **kwargs)
 
 
-def rank_call(
-    parallel: Parallel, inputs: Mapping[str, Any], rank: int
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+def loop_arguments(parallel: Parallel, inputs: Mapping[str, Any], rank: int) -> Arguments:
+    """Return the arguments that a loop on this rank gives: the rank's samples of a global batch, or all of them if it must pass them."""
+    args, kwargs = split_arguments(inputs)
+    return rank_call(parallel, inputs, rank) or (args, {**kwargs, "global_batch": True})
+
+
+def rank_call(parallel: Parallel, inputs: Mapping[str, Any], rank: int) -> Arguments | None:
     """Return this rank's arguments for its samples of a global batch, as a training loop reads them.
 
-    None if a loop must pass the whole batch (`global_batch=True`): samples do not lie along dim 0, do not divide evenly, or it is
-    unknown which inputs have samples.
+    None if a loop must pass the whole batch (`global_batch=True`): samples do not lie along dim 0, do not divide evenly, it is unknown
+    which inputs have samples, or hooks of the model itself read what forward returns.
     """
-    args, kwargs = tuple(inputs.get(POSITIONAL, ())), {k: v for k, v in inputs.items() if k != POSITIONAL}
+    if has_hooks(parallel.model):
+        return None
+    args, kwargs = split_arguments(inputs)
     place, places = position_along(parallel.mesh.shape, parallel.data_axes, rank)
     try:
         sample_leaves = parallel.planned.sample_leaves(args, kwargs, global_batch=False)
@@ -128,10 +132,8 @@ def rank_call(
     leaves = [x for x, is_marked in zip(pytree.tree_leaves((args, kwargs)), sample_leaves, strict=True) if is_marked]
     if any(len(x) % places for x in leaves) or (places > 1 and not leaves):
         return None
-    call: tuple[tuple[Any, ...], dict[str, Any]] = map_marked_leaves(
-        (args, kwargs), sample_leaves, lambda x: x.chunk(places)[place]
-    )
-    return call
+    arguments: Arguments = map_marked_leaves((args, kwargs), sample_leaves, lambda x: x.chunk(places)[place])
+    return arguments
 
 
 def make_example_inputs(
@@ -161,7 +163,7 @@ def make_example_inputs(
 
 
 def _callable_inputs(source: ModelSource, meta_signals: bool) -> dict[str, Any]:
-    """Return the example inputs of a user's callable, positional ones under `POSITIONAL`.
+    """Return the example inputs of a user's callable by name (`join_arguments`).
 
     Without values, integers are zeros and masks are all true, since a model may count what a mask keeps.
     """
@@ -176,7 +178,7 @@ def _callable_inputs(source: ModelSource, meta_signals: bool) -> dict[str, Any]:
         return torch.full(x.shape, x.dtype == torch.bool, dtype=x.dtype)
 
     named, placed = pytree.tree_map(value, (source.inputs, source.args))
-    return {POSITIONAL: placed, **named} if placed else named
+    return join_arguments(placed, named)
 
 
 def _check_has_values(source: str) -> None:
@@ -184,14 +186,9 @@ def _check_has_values(source: str) -> None:
         raise InputError("an exported program holds no values to run on; verify its plan with ", named_check("fake"))
 
 
-def call_model(model: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
-    """Call a model on the result of `make_example_inputs`."""
-    return model(*inputs.get(POSITIONAL, ()), **{k: v for k, v in inputs.items() if k != POSITIONAL})
-
-
 def single_process_loss(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Compute the loss of the graph in one process."""
-    return extract_loss(call_model(model, inputs))
+    return extract_loss(call(model, inputs))
 
 
 def extract_loss(out: Any) -> torch.Tensor:
@@ -200,7 +197,7 @@ def extract_loss(out: Any) -> torch.Tensor:
     return standin_loss(out) if loss is None else loss
 
 
-# --- dropout ------------------------------------------------------------------------------------------
+# --- modes of a run that is compared ------------------------------------------------------------------
 
 
 class Float64Casts(TorchFunctionMode):

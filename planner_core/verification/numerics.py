@@ -282,7 +282,7 @@ def compare_step(plan: Plan, dtype: str, unsteady: frozenset[str] = frozenset())
         "by_axis": rows_to_json(counted.rows),
         "exchanges": counted.exchanges,
         "dropout": chance.dropped,
-        "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
+        "events": trace.rows(),
     }
 
 

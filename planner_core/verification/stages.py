@@ -28,12 +28,13 @@ from planner_core.runtime import (
     seed_generators,
     unit_seed,
 )
-from planner_core.runtime.training import position_along, with_planned_loss
+from planner_core.runtime.training import join_arguments, position_along, split_arguments, with_planned_loss
 from planner_core.verification.build_models import (
-    POSITIONAL,
     SEED,
+    Arguments,
     WithoutDropout,
     build_whole_model,
+    loop_arguments,
     make_example_inputs,
     rank_call,
     single_process_loss,
@@ -70,7 +71,6 @@ class StageRecord:
         """Return the record and the counts as plain data."""
         # A collective between stages is along none of the axes of a stage's mesh.
         inside = {key: row for key, row in counted.rows.items() if key[2]}
-        events = [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in self.trace.events]
         return {
             "collectives": collective_table(inside),
             "by_axis": rows_to_json(inside),
@@ -79,7 +79,7 @@ class StageRecord:
             "sent": counted.sent,
             "received": counted.received,
             "passes": self.passes,
-            "events": events,
+            "events": self.trace.rows(),
         }
 
 
@@ -316,10 +316,9 @@ def _repeat_for_step(parallel: StagedParallel, inputs: Mapping[str, Any]) -> Map
 
 def _map_samples(parallel: StagedParallel, inputs: Mapping[str, Any], change: Any) -> dict[str, Any]:
     """Apply a change to the samples of inputs."""
-    args, kwargs = tuple(inputs.get(POSITIONAL, ())), {k: v for k, v in inputs.items() if k != POSITIONAL}
+    args, kwargs = split_arguments(inputs)
     sample_leaves = parallel.planned.sample_leaves(args, kwargs, global_batch=True)
-    args, kwargs = map_marked_leaves((args, kwargs), sample_leaves, change)
-    return {POSITIONAL: args, **kwargs} if args else kwargs
+    return join_arguments(*map_marked_leaves((args, kwargs), sample_leaves, change))
 
 
 def _step_and_micro_batches(
@@ -343,13 +342,9 @@ def _step_and_micro_batches(
     return (*step_call(parallel, inputs), batches)
 
 
-def step_call(parallel: StagedParallel, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a step on this rank: its own samples, or all of them if a loop must pass them."""
-    call = rank_call(parallel, inputs, _rank_in_mesh(parallel))
-    if call:
-        return call
-    args, kwargs = tuple(inputs.get(POSITIONAL, ())), {k: v for k, v in inputs.items() if k != POSITIONAL}
-    return args, {**kwargs, "global_batch": True}
+def step_call(parallel: StagedParallel, inputs: Mapping[str, Any]) -> Arguments:
+    """Return the arguments of a step on this rank."""
+    return loop_arguments(parallel, inputs, _rank_in_mesh(parallel))
 
 
 def _rank_in_mesh(parallel: StagedParallel) -> int:

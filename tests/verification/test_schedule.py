@@ -102,7 +102,7 @@ def traced(files: list[str], micro_batches: int, fault: str = "") -> list[Any]:
             step(model, micro_batches)
             optimizer.step()
             optimizer.zero_grad()
-        found.append([[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events])
+        found.append(trace.rows())
     return found
 
 

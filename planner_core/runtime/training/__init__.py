@@ -8,5 +8,16 @@ from planner_core.runtime.training.clipping import clip_grad_norm_
 from planner_core.runtime.training.data import Reader, open_data, position_along
 from planner_core.runtime.training.optimizers import optimizer_for, set_rate, warmup_cosine
 from planner_core.runtime.training.reporting import Report, counted, profiled
-from planner_core.runtime.training.start import Start, call, connect, device, loss_of, model_of, run, step_of
+from planner_core.runtime.training.start import (
+    Start,
+    call,
+    connect,
+    device,
+    join_arguments,
+    loss_of,
+    model_of,
+    run,
+    split_arguments,
+    step_of,
+)
 from planner_core.runtime.training.stopping import Stop

@@ -13,7 +13,7 @@ from planner_core.core import InputError, Plan
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program import Axis, plan_digest
 from planner_core.runtime.record.batch import map_sample_leaves
-from planner_core.runtime.training.start import Start, model_of, positional
+from planner_core.runtime.training.start import Start, model_of, split_arguments
 from planner_core.runtime.write.planned import PlannedForward
 
 
@@ -42,7 +42,7 @@ def blocks_of(plan: Plan) -> Blocks:
     parts = 1
     for axis in forward.data_axes:
         parts *= axes[axis].size
-    args, kwargs = positional(map_sample_leaves(example_batch(start), lambda x: x[: len(x) // parts]))
+    args, kwargs = split_arguments(map_sample_leaves(example_batch(start), lambda x: x[: len(x) // parts]))
     try:
         prepared = forward.prepare(args, kwargs, global_batch=False, gather=lambda x: torch.cat([x] * parts))
     except PlanMismatch as error:

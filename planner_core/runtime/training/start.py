@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,18 +152,22 @@ def _from_user_code(source: str, weights: Path | None, seed: int) -> Start:
     loaded = python_source(source, "cpu")
     target = device()
     inputs, args = pytree.tree_map_only(torch.Tensor, lambda x: x.to(target), (loaded.inputs, loaded.args))
-    by_name = {**{str(i): x for i, x in enumerate(args)}, **inputs}
-    return Start(loaded.module.train().to(target), None, by_name, from_user_code=True)
+    return Start(loaded.module.train().to(target), None, join_arguments(args, inputs), from_user_code=True)
 
 
 def call(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
     """Call the model with inputs by name. Positional inputs have decimal names."""
-    args, kwargs = positional(inputs)
+    args, kwargs = split_arguments(inputs)
     return model(*args, **kwargs)
 
 
-def positional(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Split inputs by name into the arguments of a call."""
+def join_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Join the arguments of a call to inputs by name. Positional ones have the names "0", "1" and so on."""
+    return {**{str(i): x for i, x in enumerate(args)}, **kwargs}
+
+
+def split_arguments(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Invert `join_arguments`."""
     places = [name for name in inputs if name.isdecimal()]
     return tuple(inputs[p] for p in places), {k: v for k, v in inputs.items() if k not in places}
 
@@ -193,7 +197,7 @@ def step_of(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> torch.Ten
         # What has no samples (a scale, a flag) is the same for all micro-batches.
         return torch.cat(values) if isinstance(values[0], torch.Tensor) and values[0].dim() else values[0]
 
-    args, kwargs = positional({name: join_values(name) for name in parts[0]})
+    args, kwargs = split_arguments({name: join_values(name) for name in parts[0]})
     return parallel.loss_everywhere(parallel.step(*args, **kwargs))
 
 

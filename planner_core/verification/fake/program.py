@@ -81,7 +81,7 @@ def run_program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
         **memory.report_peaks(),
         "peak_of_saved_results": memory.peak_of_saved_results,
         "inputs": counted.inputs,
-        "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
+        "events": trace.rows(),
     }
 
 

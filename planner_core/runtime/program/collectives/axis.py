@@ -44,6 +44,10 @@ class Trace:
         """Add one event."""
         self.events.append(Event(what, kind, axis, num_bytes, packed))
 
+    def rows(self) -> list[list[Any]]:
+        """Return the events as plain data: the arguments of each `Event`."""
+        return [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in self.events]
+
 
 class Axis:
     """One mesh axis as this rank sees it. `start_*` issues a collective and returns a function that waits for it.
