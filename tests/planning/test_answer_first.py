@@ -235,6 +235,7 @@ def test_where_states_hardly_fit_the_first_mesh_says_that_nothing_fits_so_far() 
     assert searched == (2, 1) and isinstance(plan, Plan) and not plan.fits
 
 
+@pytest.mark.slow  # the test below shows it of meshes and numbers of a smaller model
 def test_a_good_plan_is_shown_before_other_numbers_are_searched() -> None:
     """Its bound holds for these too, so it is no higher than that of the end. Memory is so tight that without recomputation only 16
     micro-batches seem to fit, which leave GPUs without a sample: these are not searched."""

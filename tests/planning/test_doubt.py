@@ -205,7 +205,7 @@ def test_nothing_is_recommended_where_no_plan_fits() -> None:
 @pytest.mark.parametrize("stack", ["torch", "nanotron"])
 def test_a_band_ends_at_the_pace_of_a_host_only_where_the_step_has_no_waits_of_its_own(stack: str) -> None:
     """A step of 12.0 s on torch, with 1 ms of waits, was shown as up to 43.8 s, which the legend called published runs."""
-    found = planned(Request("t5-large", cluster="1x8-h100", batch=8, seq=512, stack=stack))
+    found = planned(Request("t5-large", cluster="1x8-h100", mesh="8", batch=8, seq=512, stack=stack))
     band, legend = time_band(found.best, found.cluster), " the upper end is what a host may need"
     assert band.low is not None and band.high is not None
     assert (band.host_s > 0) == (stack == "nanotron") == (legend in text(found))

@@ -20,7 +20,7 @@ def _told(cluster: str) -> list[str]:
     return [note.sentence for note in notes if "GPUs alone" in note.sentence]
 
 
-@pytest.mark.parametrize("micro_batch", [None, 1])
+@pytest.mark.parametrize("micro_batch", [None, pytest.param(1, marks=pytest.mark.slow)])
 def test_fewer_samples_are_never_said_to_take_longer_than_more(micro_batch: int | None) -> None:
     """32 samples took Llama-3-8B 313 ms on 512 GPUs and 64 took 269: the half of the GPUs that is quicker with 32 was not looked at."""
     asked = Request("llama-3-8b", layers=8, batch=32, cluster="64x8-h100", accumulate=None, micro_batch=micro_batch)

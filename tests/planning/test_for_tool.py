@@ -36,13 +36,12 @@ ASKED = Request("llama-3-8b", cluster="1x8-h100", batch=32, seq=1024, layers=2, 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(t, marks=() if t in ("fsdp2", "hf") else pytest.mark.slow) for t in TOOLS],
+    params=[pytest.param(t, marks=() if t == "fsdp2" else pytest.mark.slow) for t in TOOLS],
 )
 def found(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     return request.param, plan_model(replace(ASKED, tool=request.param))
 
 
-@pytest.mark.slow(only=("hf",))
 def test_its_export_takes_as_long_as_the_plan(found) -> None:  # type: ignore[no-untyped-def]
     tool, result = found
     made = export_text(result.best, tool)
@@ -50,7 +49,6 @@ def test_its_export_takes_as_long_as_the_plan(found) -> None:  # type: ignore[no
     assert not [r for r in made.remarks if "cannot" in r]
 
 
-@pytest.mark.slow(only=("hf",))
 def test_its_tensor_axis_shards_products(found) -> None:  # type: ignore[no-untyped-def]
     """A weight that is gathered at use on the tensor axis is of no tool's tensor parallelism."""
     _, result = found
@@ -146,6 +144,7 @@ def test_context_and_experts_win_where_they_should_and_are_exported_as_they_are(
 def test_a_form_that_names_layers_holds_its_plan(model: str, tool: str) -> None:
     """Classes, routers, experts and attention with a bias run as the form runs them, and nothing differs from the plan."""
     asked = replace(ASKED, model=model, tool=tool, seq={"vit-large": None, "bert-large": 512}.get(model, 1024))
+    asked = replace(asked, accumulate=1)
     best = searched(asked)
     made = export_text(best, tool)
     assert made.nearest is not None and made.nearest.step_time_s == pytest.approx(best.cost.step_time_s, rel=1e-9)
@@ -226,7 +225,7 @@ def test_what_megatron_cannot_state_is_refused_before_a_search(monkeypatch: pyte
 
 def test_a_model_that_megatron_cannot_state_has_no_plan_for_it() -> None:
     """The plan is refused by the sentence that refuses its export."""
-    asked = replace(ASKED, model="t5-large", tool="megatron")
+    asked = replace(ASKED, model="t5-large", tool="megatron", accumulate=1, mesh="8")
     with pytest.raises(InputError) as planned:
         plan_model(asked, passes={})
     with pytest.raises(InputError) as exported:

@@ -49,7 +49,7 @@ def price_exported(plan: Plan, tool: str, folder: Path, request: Request) -> Pri
         ("megatron", {}),
         pytest.param("megatron", TIGHT, marks=pytest.mark.slow),
         pytest.param("megatron", STAGES, marks=pytest.mark.slow),
-        ("torchtitan", {}),
+        pytest.param("torchtitan", {}, marks=pytest.mark.slow),
         pytest.param("torchtitan", TIGHT, marks=pytest.mark.slow),
         pytest.param("torchtitan", STAGES, marks=pytest.mark.slow),
         ("deepspeed", {}),
@@ -132,7 +132,7 @@ def list_torchtitan_files(degrees: list[tuple[int, int]]) -> Iterator[tuple[str,
 
 
 @pytest.mark.parametrize("tool", ["megatron", "torchtitan", "deepspeed", "accelerate"])
-@pytest.mark.slow(but=("torchtitan", "accelerate"))
+@pytest.mark.slow(but=("torchtitan",))
 def test_no_file_of_a_tool_is_faster_than_its_bound(tool: str, tmp_path: Path) -> None:
     """ "Proven the best that torchtitan can be told" was beaten by a file with fsdp_reshard_after_forward "never"."""
     asked = replace(ASKED, cluster="1x8-h100:gpus=4", batch=16, layers=4, seq=4096, tool=tool)

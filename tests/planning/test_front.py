@@ -25,7 +25,8 @@ from planner_core.planning import (
 )
 from planner_core.planning.fitting import front
 from planner_core.planning.fitting.front import dominates, plan_trade_offs, unseen_corners
-from planner_core.planning.pipeline import add_trade_offs
+from planner_core.planning.methods import BASELINES
+from planner_core.planning.pipeline import PASSES, add_trade_offs
 from planner_core.planning.planner import Planner
 from planner_core.planning.result import append_staged
 from planner_core.search import least_seconds_within
@@ -111,14 +112,17 @@ def test_no_trade_off_is_proven_where_a_mesh_was_left_out(monkeypatch: pytest.Mo
 
 def test_no_baseline_beats_a_trade_off_that_is_shown_beside_it() -> None:
     """Sequence parallelism in one node is quicker here than each corner of the front that takes more memory."""
-    found = plan_model(Request(model="t5-large", layers=2, cluster="2x8-v100-eth", precision="pure"))
+    asked = Request(model="t5-large", layers=2, cluster="2x8-v100-eth", precision="pure")
+    found = plan_model(asked, passes={name: PASSES[name] for name in ("baselines", "trade-offs")})
+    assert any(p.role is PlanRole.TRADE_OFF for p in found.plans) and any(p.method in BASELINES for p in found.plans)
     fit = [p for p in found.plans if p.fits]
     assert [p.name for p in fit if p.role is PlanRole.TRADE_OFF and any(dominates(q, p) for q in fit)] == []
 
 
 def test_recomputation_adds_plans_of_less_memory_than_all_others() -> None:
     """Where an answer fits without recomputation its search and its trade-offs have none."""
-    found = plan_model(Request(model="gpt2-xl", layers=4, cluster="2x8-h100", recompute="auto"), passes=FIRST_PASSES)
+    asked = Request(model="gpt2-xl", layers=4, cluster="1x8-h100", recompute="auto")
+    found = plan_model(asked, passes=FIRST_PASSES)
     after = add_less_memory(found)
     added = [p for p in after.plans if p not in found.plans]
     assert added and [p for p in after.plans if p not in added] == [*found.plans]
@@ -135,7 +139,7 @@ def test_recomputation_adds_plans_of_less_memory_than_all_others() -> None:
         "beside each other"
     )
     assert add_less_memory(after) is after
-    stated = plan_model(Request(model="gpt2-xl", layers=4, cluster="2x8-h100", recompute="none"), passes=FIRST_PASSES)
+    stated = plan_model(replace(asked, recompute="none"), passes={"trade-offs": add_trade_offs})
     assert add_less_memory(stated).plans == stated.plans
 
 

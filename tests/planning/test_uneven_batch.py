@@ -79,14 +79,8 @@ def test_the_default_batch_grows_with_the_cluster_for_a_plan_and_a_price(
     cluster: str, batch: int, accumulate: int
 ) -> None:
     """The page planned 64 samples on 64 GPUs, the command line and Python 16; and with four micro-batches four times as many as `price`."""
-    asked = Request("llama-3-8b", cluster=cluster, layers=1, seq=256, accumulate=accumulate)
-    found = plan_model(asked, passes={"notes": add_notes})
-    assert found.workload.batch == batch
-    note = (
-        f"{batch} samples a step are assumed, the default on {found.cluster.num_gpus} GPUs; batch states another number"
-    )
-    assert note in map(str, found.notes)
-    assert note not in map(str, plan_model(replace(asked, batch=batch), passes={"notes": add_notes}).notes)
+    planner = prepare_planner(Request("llama-3-8b", cluster=cluster, layers=1, seq=256, accumulate=accumulate))
+    assert planner.workload.batch == batch
     stated, _ = Pricer("llama-3-8b", load_cluster(cluster)).state_run(
         parse_layout("dp=2,tp=4"), {"accumulate": accumulate}
     )
@@ -126,8 +120,8 @@ def test_the_default_batch_can_be_dealt_to_the_gpus(gpus: int, batch: int) -> No
 )
 def test_what_a_request_leaves_open_is_said_with_its_default(batch: int | None, seq: int | None, said: str) -> None:
     """A zoo model had 4096 tokens and its config.json 2048, and nothing said that either was assumed."""
-    asked = Request("llama-3-8b", layers=1, batch=batch, seq=seq)
-    notes = plan_model(replace(asked, cluster="1x8-h100"), passes={"notes": add_notes}).notes
+    asked = Request("llama-3-8b", layers=1, batch=batch, seq=seq, cluster="1x8-h100", mesh="8")
+    notes = plan_model(asked, passes={"notes": add_notes}).notes
     found = [str(note) for note in notes if note.kind is NoteKind.DEFAULT_BATCH]
     assert len(found) == bool(said) and all(note.startswith(said) for note in found)
 
