@@ -285,7 +285,7 @@ def test_what_does_not_fit_is_not_called_best(capsys: pytest.CaptureFixture[str]
     [
         ((), {1, 2}, "plans of one pipeline stage"),
         pytest.param(("--zero", 3), {3}, "plans of one pipeline stage and ZeRO-0 or 3", marks=pytest.mark.slow),
-        (("--zero", 0), {0}, "plans of one pipeline stage and ZeRO-0"),
+        pytest.param(("--zero", 0), {0}, "plans of one pipeline stage and ZeRO-0", marks=pytest.mark.slow),
         (
             ("--for", "deepspeed"),
             {1, 2},

@@ -627,7 +627,6 @@ def said(lesson: Lesson) -> str:
     return " ".join([*parts, *(m for _, m in lesson.terms), *(s.title + " " + s.says for s in scene.steps), *pictures])
 
 
-@pytest.mark.sample
 def test_course() -> None:
     assert [x.number for x in LESSONS] == list(range(1, len(LESSONS) + 1))
     meanings = [(t, m) for x in LESSONS for names, m in x.terms for t in names.lower().split(", ")]

@@ -20,7 +20,7 @@ from explorer.text import recipe, units, words
 from planner_core.core import PHASES, InputError, Plan
 from planner_core.cost import simulated_pipeline
 from planner_core.cost.communication import bytes_between_gpus, sent_per_gpu
-from planner_core.planning import Planner, Request, plan_ids, prepare_planner
+from planner_core.planning import Planner, Request, plan_ids, plan_model, prepare_planner
 from planner_core.planning.analysis import step_work
 from planner_core.planning.analysis.legend import exposed_and_bubble
 from planner_core.planning.methods import parse_layout
@@ -64,7 +64,7 @@ def test_the_memory_of_a_row_says_which_rank_is_the_fullest(staged: tuple[Planne
     planner, plan = staged
     assert plan.pipeline and plan.cost.pipeline
     fullest = max(range(len(plan.cost.pipeline.stages)), key=lambda k: plan.cost.pipeline.stages[k].peak_bytes)  # type: ignore[union-attr]
-    home = planned(planner.request)
+    home = plan_model(planner.request, passes={})
     assert (
         f"Rank {plan.pipeline.rank_of(fullest)} of the pipeline is the fullest"
         in table._memory_cell(plan, home)["hover"]

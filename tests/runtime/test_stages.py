@@ -82,7 +82,7 @@ def _staged(file: str, layers: int) -> Any:
     [
         ("dp=2,pp=2,zero=1", 4, 3),
         pytest.param("dp=2,pp=2,order=tp-pp-dp,zero=1", 4, 3, marks=pytest.mark.slow),
-        ("pp=2,vp=2,schedule=interleaved", 2, 5),
+        pytest.param("pp=2,vp=2,schedule=interleaved", 2, 5, marks=pytest.mark.slow),
     ],
     ids=["tied, ZeRO-1 inside", "tied, ZeRO-1 outside", "interleaved, uneven"],
 )

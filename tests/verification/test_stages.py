@@ -76,7 +76,7 @@ def test_a_convolutional_network_runs_in_stages_on_small_images() -> None:
     ("model", "layout", "layers"),
     [
         pytest.param("gpt2-xl", "dp=2,pp=2,zero=0", 3, marks=pytest.mark.slow),
-        ("llama-3-8b", "tp=2,pp=2,schedule=gpipe", 4),
+        pytest.param("llama-3-8b", "tp=2,pp=2,schedule=gpipe", 4, marks=pytest.mark.slow),
         pytest.param("llama-3-8b", "dp=2,pp=2,order=tp-pp-dp,zero=2", 3, marks=pytest.mark.slow),
         ("llama-3-8b", "fsdp=2,pp=2,vp=2,schedule=interleaved,copies=2-1-1-2", 6),
     ],
