@@ -126,6 +126,7 @@ def _make_parser() -> Parser:
     layouts = f"what runs now, e.g. {EXAMPLE}: it stands among the baselines"
     add_options(plan, "tool", "micro_batch", "layout", tool=tools, layout=layouts)
     add_budget(plan)
+    # `Request` alone recomputes nothing, in one micro-batch; who asks for a plan leaves both to the search.
     plan.set_defaults(run=_run_plan, recompute="auto", accumulate=None)
     compare = _add_plan_options(
         _add_model_options(commands.add_parser("compare", help="every method and baseline side by side"))
@@ -256,6 +257,7 @@ def _run_fold(args: argparse.Namespace) -> int:
 
     planner = prepare_planner(_make_request(args), say=_show_progress)
     if args.html:
+        # The one step from here into the explorer (docs/DESIGN.md): the page is drawn there.
         from explorer.graph.pyvis_page import folded_page
 
         write_file(Path(args.html), folded_page(planner.coarse, planner.graph.name))

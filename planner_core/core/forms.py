@@ -25,7 +25,7 @@ MAX_MESSAGE_END = 100
 """Characters at each end of the validator's own message that are shown."""
 MAX_FAULTS = 100
 """The fault to report is chosen among at most this many."""
-MIN_ALIKE = 0.5
+MIN_SIMILARITY = 0.5
 """One name may be meant by another with this share of letters alike, as "seq" by "sequence"; "nf4" is not meant by "config"."""
 MAX_LISTED_NAMES = 12
 """A sentence lists at most this many names, where it does not say another number."""
@@ -118,8 +118,8 @@ def _unknown_field(instance: Mapping[str, Any], known: Mapping[str, Any]) -> str
 def _one_of_fields(error: Any, what: str) -> str:
     """Return the sentence if exactly one of several fields is needed."""
     names = [branch["required"][0] for branch in error.validator_value]
-    given = [n for n in names if n in error.instance]
-    problem = f"{' and '.join(given)} are both given" if given else f"{names[0]} is missing"
+    present = [n for n in names if n in error.instance]
+    problem = f"{' and '.join(present)} are both given" if present else f"{names[0]} is missing"
     return f"{problem}; give {what}, as one of {', '.join(names)}"
 
 
@@ -147,7 +147,7 @@ def suggest_names(text: str, names: Sequence[str]) -> str:
     """Return the end of a sentence about an unknown name: the names that may be meant."""
     # A beginning is meant before letters alike: h200 is h200-sxm, although b200 has more of its letters in proportion.
     begins = [name for name in names if text and name.startswith(text.lower())]
-    close = begins or get_close_matches(text.lower(), names, n=1, cutoff=MIN_ALIKE)
+    close = begins or get_close_matches(text.lower(), names, n=1, cutoff=MIN_SIMILARITY)
     return f"did you mean {close[0]}?" if close else f"there are {list_names(names)}"
 
 

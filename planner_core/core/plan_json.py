@@ -281,12 +281,12 @@ def _param_faults(name: str, param: ParamPlan, axes: int) -> Iterator[str]:
 def _apply_steps(steps: tuple[Step, ...], start: Placements) -> Placements | None:
     """Where the steps lead from `start`; None where one does not begin where the one before ended."""
     # A plan is outside input. Steps that do not join would run, and leave weights in other placements than the plan shows.
-    here = list(start)
+    placements = list(start)
     for step in steps:
-        if step.axis >= len(here) or here[step.axis] != step.src:
+        if step.axis >= len(placements) or placements[step.axis] != step.src:
             return None
-        here[step.axis] = step.dst
-    return tuple(here)
+        placements[step.axis] = step.dst
+    return tuple(placements)
 
 
 def _param_json(p: ParamPlan) -> list[Any]:

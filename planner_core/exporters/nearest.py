@@ -90,8 +90,8 @@ class FormCost:
             (self.peak_bytes, self.plan_peak_bytes, lambda n: memory_amount(n, ".4g"), " at the peak"),
         )
         parts = [
-            Sentence(amount(here), f"{of}, the plan ", amount(there), _percent_change(here, there))
-            for here, there, amount, of in rows
+            Sentence(amount(of_form), f"{of}, the plan ", amount(of_plan), _percent_change(of_form, of_plan))
+            for of_form, of_plan, amount, of in rows
         ]
         if self.is_host_unknown and self.plan_host_wait_s:  # a percentage compares both without waits
             gpu_s = self.plan_step_time_s - self.plan_host_wait_s
@@ -107,10 +107,10 @@ class FormCost:
         return Sentence("" if self.fits else "it does not fit; ", Sentence.from_list("; ", parts))
 
 
-def _percent_change(here: float, there: float) -> str:
-    if not there:
+def _percent_change(of_form: float, of_plan: float) -> str:
+    if not of_plan:
         return ""
-    change = 100 * (here / there - 1)
+    change = 100 * (of_form / of_plan - 1)
     return " (the same)" if abs(change) < 0.05 else f" ({change:+.1f} %)"
 
 
@@ -162,11 +162,11 @@ def unstated_dtype(plan: Plan, text: str) -> dict[str, Any]:
 
 def list_run_differences(plan: Plan, priced: Plan) -> list[str]:
     """Return what of a plan's run its form does otherwise: number formats, optimizer and compilation. `priced`: the run of the form."""
-    here, there = _describe_run(priced), _describe_run(plan)
+    of_form, of_plan = _describe_run(priced), _describe_run(plan)
     return [
-        f"differs from the plan: it {does} {how} here and {there[does]} there"
-        for does, how in here.items()
-        if how != there[does]
+        f"differs from the plan: it {does} {how} here and {of_plan[does]} there"
+        for does, how in of_form.items()
+        if how != of_plan[does]
     ]
 
 
@@ -183,6 +183,7 @@ def _describe_run(plan: Plan) -> dict[str, str]:
 
 
 def _read_written(plan: Plan, text: str) -> Setup:
+    # Without a name, since the content tells the tool, and without a folder, since a written file names no other.
     return read_text(text, "the written file", Cluster.from_json(dict(plan.cluster)).num_gpus, Path())
 
 
@@ -204,8 +205,8 @@ def price_file(
     pricer = Pricer(str(plan.model["name"]), cluster, load=load, has_inputs=has_inputs)
     setup = _read_written(plan, text)
     layout = parse_layout(options["layout"]) if "layout" in options else setup.layout
-    beside = {name: value for name, value in options.items() if name != "layout"}
-    stated, _ = pricer.state_run(layout, setup.override_options(layout, beside))
+    other_options = {name: value for name, value in options.items() if name != "layout"}
+    stated, _ = pricer.state_run(layout, setup.override_options(layout, other_options))
     stated = pricer.deal_stages(setup, stated)
     check_statement(stated, cluster)
     stated_plan = pricer.plan(stated, "by degrees")

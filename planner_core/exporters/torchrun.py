@@ -162,6 +162,7 @@ def _write_imports(blocks: Blocks) -> str:
     # From the tree and not from the text, where a name may be part of a longer one.
     used = {node.id for node in ast.walk(ast.parse(blocks.source)) if isinstance(node, ast.Name)} - {"torch"}
     names = [n for n in program.__all__ if n in used]
+    # Classes before functions, as formatters order what is imported.
     names = sorted(
         [*names, "Axis", "EditableFunctions"] if blocks.source else ["EditableFunctions"],
         key=lambda n: (n[0].islower(), n),

@@ -412,6 +412,7 @@ def _check_types(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
     """Raise InputError for a value of another type than the annotation of its name."""
     for name, value in values.items():
         kinds = hints[name].__args__ if isinstance(hints[name], UnionType) else (hints[name],)
+        # A whole number does where a number is wanted.
         kinds = (*kinds, int) if float in kinds else kinds
         # A bool is an int to Python, but accumulate=True is a mistake.
         if not isinstance(value, kinds) or isinstance(value, bool) != (kinds == (bool,)):

@@ -232,11 +232,11 @@ def _known_cluster_resized(name: str) -> tuple[str, dict[str, str]]:
     of what a node of 8 sends.
     """
     size = re.fullmatch(r"(\d{1,6})x(\d{1,6})-(.+)", name)
-    alike = [known for known in cluster_names() if size and known.partition("-")[2] == size[3]]
-    if size is None or not alike or name in alike:
+    of_this_gpu = [known for known in cluster_names() if size and known.partition("-")[2] == size[3]]
+    if size is None or not of_this_gpu or name in of_this_gpu:
         return "", {}
     # False sorts before True, and `min` keeps the first of equals: a cluster with two levels, or else the first in the alphabet.
-    known = min(map(load_cluster, alike), key=lambda cluster: len(cluster.levels) != 2)
+    known = min(map(load_cluster, of_this_gpu), key=lambda cluster: len(cluster.levels) != 2)
     changes, node = {"nodes": size[1], "gpus": size[2]}, known.levels[0].size
     if len(known.levels) > 1 and int(size[2]) < node:
         changes["inter"] = f"{known.levels[1].unit_bytes_per_s / 1e9 * int(size[2]) / node:g}"
@@ -260,13 +260,13 @@ def split_size(name: str) -> tuple[str, dict[str, str]]:
 def _apply_changes(name: str, changes: str) -> Cluster:
     """Return the cluster with changes such as `nodes=4,inter=400,gpu=h200-sxm`. The links get the latencies that belong to the new GPU."""
     where = f"cluster {name}:{changes[:80]}"
-    given = _parse_changes(changes, where)
+    texts = _parse_changes(changes, where)
     data = _read_json(ASSETS / "clusters" / f"{name}.json" if name in cluster_names() else Path(name))
     cluster = Cluster.from_json(data, where, Path(name).stem)
     # The GPU is changed in the data, before it is read: latencies that a file leaves out are those measured with the GPU.
-    if "gpu" in given:
-        cluster = _cluster_from_json({**data, "gpu": _gpu_data(given.pop("gpu"))}, where, cluster.name)
-    numbers = {key: _parse_change(key, text, where) for key, text in given.items()}
+    if "gpu" in texts:
+        cluster = _cluster_from_json({**data, "gpu": _gpu_data(texts.pop("gpu"))}, where, cluster.name)
+    numbers = {key: _parse_change(key, text, where) for key, text in texts.items()}
     # `nodes` is the size of the one level above: with two such levels it would be open which of them it changes.
     inner, *outer = cluster.levels
     if len(outer) > 1 and "nodes" in numbers:

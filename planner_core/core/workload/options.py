@@ -87,6 +87,7 @@ class Option:
         # A shell cannot give None, so the word stands for it.
         if self.automatic and text == AUTO:
             return None
+        # Before `kind` reads it, since int() knows neither "auto" nor the choices.
         if self.automatic and text not in map(str, self.choices):
             raise InputError(named(self.name, text), f" is not one of {AUTO}, {', '.join(map(str, self.choices))}")
         try:
@@ -333,6 +334,7 @@ def named(name: str, *value: Any) -> Term:
     Example: `named("memory_gb", 40)` reads `memory_gb=40` in Python, `--memory-gb 40` on the command line, and on the page "memory per
     GPU of 37.3 GiB".
     """
+    # A sentence that names no option is our own fault, and not a user's.
     assert name in OPTIONS, name
     text = f"{name}={shorten_value(value[0])}" if value else name
     return Term("option", name, value[0] if value else None, text)

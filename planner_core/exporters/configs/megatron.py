@@ -177,6 +177,7 @@ def _expert_remarks(layout: TpLayout) -> list[str]:
 def _with_llama_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config with Llama's names of sizes added to those of GPT-2."""
     renamed = {name: config[other] for name, other in GPT2_NAMES.items() if config.get(other) is not None}
+    # GPT-2's own rule for a width that its config leaves out.
     if "n_embd" in config and config.get("n_inner") is None:
         renamed["intermediate_size"] = 4 * config["n_embd"]
     return {**renamed, **config}

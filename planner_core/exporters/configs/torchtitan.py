@@ -141,9 +141,9 @@ def _stage_options(plan: Plan) -> tuple[dict[str, Any], list[str]]:
     }
     if dealt == cut.copies:
         return options, []
-    there, here = ("-".join(map(str, copies)) for copies in (cut.copies, dealt))
+    planned, written = ("-".join(map(str, copies)) for copies in (cut.copies, dealt))
     remark = (
-        f"{len(cut.copies)} stages have {there} layers in the plan, and {len(dealt)} have {here} here, the nearest that options of "
+        f"{len(cut.copies)} stages have {planned} layers in the plan, and {len(dealt)} have {written} here, the nearest that options of "
         "torchtitan's command line make; its Python config takes the plan's as module_fqns_per_model_part"
     )
     return options, [remark]

@@ -194,9 +194,9 @@ def _wires_into(block: Block, group: Group, scope: str, makers: dict[int, NodeKe
     """Yield what a group takes from others, each tensor once; then its own results are noted in `makers`."""
     ops = block.ops_at(group.items)
     results: Mapping[int, None] = dict.fromkeys(v for op in ops for v in op.outputs)
-    here = (scope, group.name)
+    taker = (scope, group.name)
     for v in dict.fromkeys(v for op in ops for v in op.inputs):
         if v in makers and v not in results and block.values[v].kind == "activation":
             meta = block.values[v].meta
-            yield _Wire(makers[v], here, "x".join(map(str, meta.shape)), meta.dtype, meta.num_bytes)
-    makers.update(dict.fromkeys(results, here))
+            yield _Wire(makers[v], taker, "x".join(map(str, meta.shape)), meta.dtype, meta.num_bytes)
+    makers.update(dict.fromkeys(results, taker))

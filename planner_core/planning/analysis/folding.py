@@ -24,6 +24,7 @@ def fold_report(coarse: CoarseGraph) -> dict[str, Any]:
                 "nodes": len(block.groups),
                 "ops": len(block.block.ops),
                 "weights": weights,
+                # A candidate of TAP leaves each matrix whole, or splits it along one of its two dims.
                 "candidates": 3 ** len(weights),
                 "prefixes": calls,
             }

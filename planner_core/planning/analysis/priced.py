@@ -26,7 +26,7 @@ SCHEMA = "shardscope.price/1"
 def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, Any]:
     """Return the object of `price --json`."""
     stated = priced.stated
-    given = {
+    stated_run = {
         "model": priced.model,
         "cluster": priced.cluster.name,
         "num_gpus": priced.cluster.num_gpus,
@@ -43,7 +43,7 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
     judged = {
         "schema": SCHEMA,
         "layout": stated.layout.to_json(),
-        **given,
+        **stated_run,
         "legal": priced.legal,
         "reasons": list(priced.reasons),
         "fits": bool(priced.plan and priced.plan.fits),
@@ -52,6 +52,7 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
     if priced.plan is None or priced.speed is None:
         return judged
     summary = plan_summary(priced.plan, priced.speed, predict_reserved(priced.plan, priced.cluster))
+    # A stated run has no method and proves nothing, and its notes and `fits` stand above.
     for name in ("name", "method", "objective", "optimal", "notes", "fits"):
         summary.pop(name)
     best = None if priced.best is None else plan_summary(priced.best, priced.best_speed)

@@ -24,8 +24,8 @@ class Scenario:
 
     def model(self, plan: Plan, cluster: Cluster) -> CostModel:
         """Return the cost model of this machine, for the mesh and the workload of a plan."""
-        there = cluster.with_bandwidth(self.bandwidth).with_latency(self.latency)
-        priced = cost_model_of(plan, there)
+        worse = cluster.with_bandwidth(self.bandwidth).with_latency(self.latency)
+        priced = cost_model_of(plan, worse)
         return priced if self.contention is None else replace(priced, contention=self.contention)
 
 

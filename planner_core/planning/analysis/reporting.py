@@ -296,8 +296,8 @@ def proof_text(request: Request) -> str:
     scope = describe_proof_scope(request)
     if aim := METHODS[request.method].describe_aim(request.objective):
         return f"proven, of best: the {aim} within {scope}, which says nothing of its step; other rows among their own"
-    own = "a trade-off among those that hold no more at the end of forward and recompute alike, baselines and methods among their own"
-    return f"proven: none is better among {scope}; {own}, so that a plan in two rows may be proven in one of them"
+    others = "a trade-off among those that hold no more at the end of forward and recompute alike, baselines and methods among their own"
+    return f"proven: none is better among {scope}; {others}, so that a plan in two rows may be proven in one of them"
 
 
 def _describe_proof(plan: Plan, request: Request) -> str:

@@ -64,10 +64,10 @@ def unfold_problem(problem: Problem, objective: Objective, assignment: Assignmen
         names = outer_names(problem, call, net)
         writer.unit({v: names.get(v, f"{number}:{call.prefix}:{v}") for v in net.sizes}, net, net.factors)
     # A tensor between two copies is of neither network alone, so what it keeps is a table of its own.
-    for outer, net, port in _kept_between_copies(problem):
-        kept_bytes = np.zeros((len(Component), net.sizes[port]))
-        kept_bytes[Component.AFTER_FORWARD] = net.tensors[port].local_bytes
-        writer.factor((outer,), kept_bytes, np.ones(net.sizes[port], dtype=bool))
+    for outer, net, port in _saved_between_copies(problem):
+        saved_bytes = np.zeros((len(Component), net.sizes[port]))
+        saved_bytes[Component.AFTER_FORWARD] = net.tensors[port].local_bytes
+        writer.factor((outer,), saved_bytes, np.ones(net.sizes[port], dtype=bool))
     step = problem.model.step_time
     return {
         "variables": writer.variables,
@@ -93,7 +93,7 @@ def outer_names(problem: Problem, call: Call, net: Network) -> dict[str, str]:
     return {tensor_name(i): tensor_name(o) for i, o in pairs if tensor_name(i) in net.sizes}
 
 
-def _kept_between_copies(problem: Problem) -> Iterator[tuple[str, Network, str]]:
+def _saved_between_copies(problem: Problem) -> Iterator[tuple[str, Network, str]]:
     """Yield the tensors between two copies of a run that are kept for backward: name, the block's network, its port."""
     for run in problem.runs:
         net = problem.first_variant(run.block).net

@@ -67,8 +67,8 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
         raised = [note_gap_with_waits(raise_bound(plan, proven.searched)) for plan in result.plans[:leading]]
         return replace(result, plans=(*raised, *result.plans[leading:]))
     # The searches of stages do not depend on a proof, so what they found stands.
-    kept = {name: reason for name, reason in result.reasons.items() if name in (FIRST_STAGES, STAGES)}
-    proven = replace(proven, reasons={**proven.reasons, **kept})
+    of_stages = {name: reason for name, reason in result.reasons.items() if name in (FIRST_STAGES, STAGES)}
+    proven = replace(proven, reasons={**proven.reasons, **of_stages})
     if result.free is not None and proven.free is not None:
         proven = replace(proven, free=result.free.or_better(proven.free))
     staged = (p for p in result.plans if p.role in STAGED_ROLES)

@@ -84,7 +84,7 @@ class Pin(Restriction):
         if self.inner is not None:
             self.inner.apply(block, net)
         where = block_of(self.graph, block)
-        for index, name in _own_weights(where, net):
+        for index, name in _weights_of_block(where, net):
             wanted = self.stored.get((block, name))
             if wanted is None:
                 continue
@@ -144,7 +144,7 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
     stored |= {w: (p,) for w, p in changes.items()}
     # From the strictest on, so that the plan stays as near to its baseline as the edit allows.
     # An edit may contradict a baseline's rules for the other weights, or those for activations: then it is planned without them.
-    tries: tuple[AxisRules | None, ...] = (*(_rules_kept(planner.graph, plan, changes) if keep else ()), None)
+    tries: tuple[AxisRules | None, ...] = (*(_baseline_rules(planner.graph, plan, changes) if keep else ()), None)
     for rules in tries:
         problem = planner.problem(plan.mesh, Pin(planner.graph, stored, rules), zero=zero)
         answer = planner.solve(problem, planner.request.objective)
@@ -166,7 +166,7 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
     return edited
 
 
-def _rules_kept(graph: Graph, plan: Plan, changes: Mapping[WeightKey, Placements]) -> tuple[AxisRules, ...]:
+def _baseline_rules(graph: Graph, plan: Plan, changes: Mapping[WeightKey, Placements]) -> tuple[AxisRules, ...]:
     """Return a baseline's rules for all but the changed weights, and those for activations alone; none for a plan that was not
     restricted."""
     baseline = BASELINES.get(plan.method)
@@ -227,14 +227,14 @@ def _why_not_storable(graph: Graph, free: Problem, e: Editable, placements: Plac
             return f"{p} splits dim {p.dim}, and its shape {list(shape)} has {len(shape)} dim{'s' * (len(shape) != 1)}"
     block, name = e.weight
     compiled = free.first_variant(block) if block else free.top
-    index = next(i for i, n in _own_weights(block_of(graph, block), compiled.net) if n == name)
+    index = next(i for i, n in _weights_of_block(block_of(graph, block), compiled.net) if n == name)
     states = compiled.net.tensors[tensor_name(index)]
     # A state may exist and still be dead: arc consistency has found that no operator that uses the weight takes it.
-    there = np.flatnonzero(_states_stored_as(states, placements))
-    if not len(there):
+    stored_so = np.flatnonzero(_states_stored_as(states, placements))
+    if not len(stored_so):
         parts = free.strategies[block].segments
         return _describe_uneven_dim(shape, placements, sizes, {d: s for (v, d), s in parts.items() if v == index})
-    if np.isin(there, compiled.alive[tensor_name(index)]).any():
+    if np.isin(stored_so, compiled.alive[tensor_name(index)]).any():
         return ""
     if len(_uses_of(graph, e.weight)) > 1:
         return f"{_describe_users(graph, e.weight)} share it, and no way to run them agrees on that"
@@ -271,10 +271,10 @@ def _states_stored_as(states: TensorStates, placements: Placements) -> Bools:
     return ok
 
 
-def _own_weights(where: Block, net: Network) -> list[tuple[int, str]]:
+def _weights_of_block(where: Block, net: Network) -> list[tuple[int, str]]:
     """(value, name) of the parameters that belong to a block. Those that are its inputs belong to the caller."""
-    given = set(where.inputs)
-    return [(i, v.name) for i, v, _ in net.placed_values(where) if v.kind == "parameter" and i not in given]
+    inputs = set(where.inputs)
+    return [(i, v.name) for i, v, _ in net.placed_values(where) if v.kind == "parameter" and i not in inputs]
 
 
 def _uses_of(graph: Graph, weight: WeightKey) -> list[str]:

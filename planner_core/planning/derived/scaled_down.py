@@ -260,13 +260,15 @@ last layer's results some may not reach the loss."""
 Forms = Iterable[tuple[str, Form]]
 
 
-def _other_layers(here: Forms, planned: Forms) -> dict[str, str]:
-    """For each layer of `here` whose operators the planned layer of the same number lacks: the first planned layer that has them."""
-    mine, there = _forms_by_layer(here), _forms_by_layer(planned)
+def _other_layers(small: Forms, planned: Forms) -> dict[str, str]:
+    """For each layer of the `small` graph whose operators the planned layer of its number lacks: the first planned layer that has them."""
+    small_layers, planned_layers = _forms_by_layer(small), _forms_by_layer(planned)
     others = {}
-    for layer, forms in mine.items():
+    for layer, forms in small_layers.items():
         stack = layer.rpartition(".")[0]
-        like = [k for k, theirs in there.items() if k.rpartition(".")[0] == stack and _has_operators(theirs, forms)]
+        like = [
+            k for k, theirs in planned_layers.items() if k.rpartition(".")[0] == stack and _has_operators(theirs, forms)
+        ]
         if layer and like and layer not in like:
             others[layer] = like[0]
     return others

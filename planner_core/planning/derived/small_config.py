@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# HEAD_DIM is not a size: it marks fields in which a head keeps its size or gets that of HEAD.
 WIDTH, HEAD, HEAD_DIM = 64, 8, -1
 SMALL: tuple[tuple[str, int], ...] = (
     (r"num_key_value_heads|num_kv_heads|n_kv_heads|kv_n_heads|num_query_groups|num_key_value_groups", 4),
@@ -46,6 +47,7 @@ DEPTHS = (
     r"num_blocks|(text|t2u)_(encoder|decoder)?_?layers|t2u_(encoder|decoder)_layers|num_attention_layers|"
     r"(encoder|decoder)_num_hidden_layers|n_(encoder|decoder)_layers|num_local_decoder_layers"
 )
+# Expansion, heads and size of a head, as Mamba-2, Bamba, Nemotron-H and Zamba-2 name them.
 STATE_SPACE = (
     ("expand", "num_heads", "head_dim"),
     ("mamba_expand", "mamba_n_heads", "mamba_d_head"),

@@ -42,6 +42,7 @@ def load_vendor_plans() -> Mapping[str, Mapping[str, str]]:
 
 def vendor_plan(config: Mapping[str, Any]) -> Mapping[str, str] | None:
     """Return the plan that ships with a model's config. For a composite model it includes the plan of its text model."""
+    # The text model comes first: its plan counts where several parts have one.
     halves = [config.get("text_config"), *config.values()]
     plans = [
         load_vendor_plans().get(str(part.get("model_type"))) for part in (*halves, config) if isinstance(part, Mapping)

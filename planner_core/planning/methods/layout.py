@@ -331,6 +331,7 @@ def _stage_contradiction(layout: Layout) -> str:
 
 
 def _parse_words(text: str) -> Iterator[tuple[str, Any]]:
+    # Spaces are dropped below, which would make one word of `dp=2 tp=8`.
     if re.search(r"[^\s,=]\s+[^\s,=]", text):
         raise InputError(f"layout {text[:80]!r}: its words are not separated by commas; write it as {EXAMPLE}")
     for part in re.sub(r"\s", "", text).split(","):
@@ -379,6 +380,7 @@ def _parse_choice(word: str, value: str, where: str) -> str | tuple[int, ...]:
 
 
 def _in_range(word: str, value: int) -> bool:
+    # Stage 3 is one of context ranks alone; `_find_contradiction` judges it beside the other words.
     return value in (*WHOLE_STAGES, 3) if word == "zero" else 1 <= value <= MOST_RANKS
 
 

@@ -175,8 +175,8 @@ def megatron_fault_of_graph(graph: Graph) -> str:
     """Return what `megatron_fault` does of every plan of a model, before one is searched for."""
     params = {block.name: {value.name for value in block.own_parameters.values()} for block in graph.all_blocks}
     sites = ((params[block.name], *split_site(op.name)) for block, op in _ops_of(graph))
-    biases = {scope: f"{scope}.bias" in own for own, scope, fn in sites if _may_have_bias(scope, fn)}
-    every = {param for own in params.values() for param in own}
+    biases = {scope: f"{scope}.bias" in names for names, scope, fn in sites if _may_have_bias(scope, fn)}
+    every = {param for names in params.values() for param in names}
     return _megatron_fault(graph.name, graph.config, every, biases, int(graph.workload["seq"]))
 
 

@@ -190,6 +190,7 @@ def _weight_test(graph: Graph, layout: TpLayout, alone: bool) -> WeightTest:
                 name = join_name(first.get(block.name, ""), value.name)
                 dims[id(value)] = _form_dim(name, layout)
                 if alone and layout.styles.get(name.rpartition(".")[0]) == "gathered" and name.endswith("weight"):
+                    # A weight that an embedding reads too is cut by its words, or not at all.
                     tied = sum(index in op.inputs for op in block.ops) > 1
                     choice[id(value)] = {0} if tied else {0, 1}
 

@@ -132,21 +132,21 @@ ALL: Mapping[str, Method] = {**METHODS, **BASELINES}
 def find_method(text: str) -> str:
     """Return the name in `METHODS` of a method as a user writes it: its name or its title, in any case. What is neither is returned as it
     is."""
-    said = str(text).casefold()
-    return next((m.name for m in METHODS.values() if said in (m.name.casefold(), m.title.casefold())), text)
+    asked = str(text).casefold()
+    return next((m.name for m in METHODS.values() if asked in (m.name.casefold(), m.title.casefold())), text)
 
 
 def describe_least(method: str, objective: str) -> str:
     """Return what the bound of a plan by `method` is the least of: `best there is`, of a search among all plans for the least step; else
     of the method's own space at the plan's micro-batches and recomputation, which a plan of another row may be below."""
-    alike = "with its micro-batches and recomputation"
+    at_its_workload = "with its micro-batches and recomputation"
     if method in BASELINES:
-        return f"best that {BASELINES[method].title} admits on its mesh {alike}"
+        return f"best that {BASELINES[method].title} admits on its mesh {at_its_workload}"
     how = METHODS.get(method, EXACT)
     aim = how.describe_aim(objective)
     if aim is None:
         return "best there is"
-    return f"{aim} that {how.title} admits {alike}" if how.objective else f"{aim} {alike}"
+    return f"{aim} that {how.title} admits {at_its_workload}" if how.objective else f"{aim} {at_its_workload}"
 
 
 OWN_WORKLOAD = Note(

@@ -105,6 +105,7 @@ def list_layouts(graph: Graph, batch: int, num_gpus: int) -> list[Layout]:
         if rest:
             continue
         dealt = divisors(shards if shards > 1 else replicas) if "ep" in words else [1]
+        # Replicas share states in stages 1 and 2; without them only context ranks are left to shard over, which is stage 3.
         stages = WHOLE_STAGES if replicas > 1 else (0, SHARDED) if context > 1 and shards == 1 else (0,)
         kinds = tuple(CP_TYPES) if context > 1 else ("ring",)
         for tokens, experts, zero, kind in product((False, True)[: min(tensor, 2)], dealt, stages, kinds):

@@ -398,7 +398,7 @@ def _placement_on(edge: Edge, axis: int) -> object:
 def _weights_without_style(plan: Plan, layout: TpLayout) -> list[Difference]:
     """Return the parameters that the plan keeps in parts along the axis and no style splits."""
     whole: dict[str, list[str]] = {}
-    said = {name for d in layout.differences for name in d.modules}
+    described = {name for d in layout.differences for name in d.modules}
     for block in plan.blocks.values():
         for name, param in block.params.items():
             full = join_name(block.prefixes[0], name)
@@ -411,6 +411,6 @@ def _weights_without_style(plan: Plan, layout: TpLayout) -> list[Difference]:
             elif layout.axis in param.once_gathered_axes:
                 whole.setdefault("its optimizer states in parts in the plan (ZeRO-1, ZeRO-2)", []).append(full)
             # What another sentence says already is not said twice.
-            elif module not in layout.styles and star_numbers(module) not in said:
+            elif module not in layout.styles and star_numbers(module) not in described:
                 whole.setdefault("split in the plan", []).append(full)
     return [Difference.of(names, f"{what}, whole here") for what, names in whole.items()]

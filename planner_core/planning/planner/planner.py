@@ -136,7 +136,7 @@ class Planner:
         """Return what builds the method's problems on one mesh: one, or for the exact search of a tool one for each layout that the tool
         can be told. Empty if the method does not suit the mesh. Each raises TooWide."""
         if method.name == EXACT.name and self.spaces:
-            there = [
+            searchable = [
                 s
                 for s in self.spaces
                 if s.mesh.axis_sizes == mesh.axis_sizes
@@ -144,10 +144,11 @@ class Planner:
                 and self.workload.graph_batch % s.layout.data == 0
                 and not unsearchable_faults(self.graph, s.layout, of_any_samples=self.tokens_are_free)
             ]
-            return [functools.partial(self.of_space, space, method.uniform) for space in there]
+            return [functools.partial(self.of_space, space, method.uniform) for space in searchable]
         restrict = method.restrict(self.graph, mesh)
         if restrict is None:
             return []
+        # A method with the highest stage leaves the stage to the request.
         zero = method.zero if method.zero < max(ZERO) else None
         return [
             functools.partial(
@@ -187,6 +188,7 @@ class Planner:
             # hardly longer than with one stage, and also finds plans that gather some weights once a step and others at each use.
             model = replace(model, stages=ZERO)
         model = _with_equal_links(model) if by_volume else model
+        # The base class forbids nothing: its network is the one without a restriction, which is kept for the next caller.
         forbids_nothing = type(restrict) is Restriction
         with self.clock("network"):
             return self.networks.problem(model, None if forbids_nothing else restrict, uniform, at_least=at_least)
@@ -213,6 +215,7 @@ class Planner:
     @functools.cached_property
     def spaces(self) -> tuple[Space, ...]:
         """What the request's tool can be told; empty if every plan may be chosen."""
+        # `replace` does not carry a cached property over, so the planner of another request has spaces of its own.
         return tool_spaces(self.request.tool, self.cluster, self.request.seq, self.request.batch)
 
     def of_space(self, space: Space, uniform: bool = False, at_least: bool = False) -> Problem:
@@ -283,8 +286,8 @@ class Planner:
         )
         how, fits, bound = METHODS.get(method, EXACT), cost.memory_bytes["peak"] <= self.budget, answer.bound
         if fits and pipeline is None:
-            alike = known.links != model.links  # where only volume counts, as for TAP
-            at = price(blocks, self.graph, _with_equal_links(model), self.coarse) if alike else cost
+            counts_volume = known.links != model.links  # where only volume counts, as for TAP
+            at = price(blocks, self.graph, _with_equal_links(model), self.coarse) if counts_volume else cost
             check_bound(objective_value(objective, at.gpu_time_s, at.comm_time_s), bound, name)
             bound = min(bound, at.seconds(objective))  # a bound holds seconds that break ties too
         # Nothing is below 0 bytes. What is left of value and bound are the seconds that break ties, and their gap is none of bytes.
@@ -329,6 +332,7 @@ def _with_equal_links(model: CostModel) -> CostModel:
 
 def recomputation_of(blocks: Mapping[str, BlockPlan]) -> str:
     """Return the recomputation of a plan's repeated blocks: "none", "full" or another policy; "auto" if they differ."""
+    # The top block has no copies; a model without repeated blocks recomputes nothing.
     policies = {b.recompute for label, b in blocks.items() if label} or {"none"}
     return policies.pop() if len(policies) == 1 else "auto"
 

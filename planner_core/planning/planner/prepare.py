@@ -54,8 +54,9 @@ def prepare_planner(
     _check_memory(request, cluster)
     if request.layout is not None:
         check_layout(parse_layout(request.layout), cluster)
-    given = request.dtype
-    request = replace(request, dtype=given or cluster.gpu.training_dtype)
+    # Who asks for no dtype gets that of a model with example inputs (`_model_dtype`).
+    stated_dtype = request.dtype
+    request = replace(request, dtype=stated_dtype or cluster.gpu.training_dtype)
     if graph is None:
         request = with_default_batch(request, cluster)
     assert request.dtype is not None
@@ -65,10 +66,11 @@ def prepare_planner(
     if graph is None:
         say(f"graph of {request.model}")
         with clock("capture"):
+            # None where example inputs have a size of their own.
             size = request.batch and asked.graph_batch
             graph = graphs.open(request.model, batch=size, seq=request.seq, dtype=request.dtype, layers=request.layers)
             graph = pad_vocabulary(with_adapters(graph, request.lora, request.nf4), request.vocab_multiple)
-    dtype = _model_dtype(graph, given) or request.dtype
+    dtype = _model_dtype(graph, stated_dtype) or request.dtype
     assert dtype is not None
     request = replace(request, dtype=dtype)
     batch = graph.workload["batch"] * asked.accumulate  # a graph holds one micro-batch

@@ -76,6 +76,7 @@ class Pricer:
             if self.has_inputs and "micro_batch" not in overrides:
                 overrides = {**overrides, "micro_batch": self._share_of_inputs(layout)}
         stated, notes = self.state_run(layout, setup.override_options(layout, overrides))
+        # Stages are of the file's own ranks; a layout that is given beside the file states its own.
         if layout is setup.layout:
             stated = self.deal_stages(setup, stated)
         if stated.split_layers is not None and not stated.names_layers:
@@ -195,6 +196,7 @@ class Pricer:
         stated = with_published_stack(stated, graph)
         request = replace(request, **stated.stated_software())
         workload = stated.workload(graph.workload["seq"], request.dtype or DTYPE_OF_INPUTS)
+        # The vocabulary is a part of the key, since it is padded to a multiple of the tensor ranks.
         key = (
             stated.graph_batch,
             stated.seq,
@@ -208,6 +210,7 @@ class Pricer:
         # Suggestions change one thing each, so most of them share a graph, and many a planner with all its networks.
         if key not in self.planners:
             planner = prepare_planner(request, graph, self.say)
+            # The statement's workload in place of the request's, which knows no `rank_by_rank`; only the planner knows the dtype of inputs.
             self.planners[key] = planner.changed(workload=replace(workload, dtype=planner.workload.dtype))
         return self.planners[key]
 
@@ -254,6 +257,7 @@ class Pricer:
 
     def _graph_of_inputs(self, layers: int | None) -> Graph:
         """Return the graph of a model with example inputs, at their sizes and in its own dtype."""
+        # A key of one entry is never that of `_graph_key`, which has four.
         if (layers,) not in self.graphs:
             self.say(f"graph of {self.model}")
             self.graphs[layers,] = self.load(self.model, batch=None, seq=None, dtype=None, layers=layers)

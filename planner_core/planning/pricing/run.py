@@ -137,6 +137,7 @@ def _find_best(
         return best, ()
 
     def workload(run: Statement) -> Statement:
+        # What is left says what a run computes, and not how: two runs that are equal in it train the same model on the same samples.
         return run.but(layout=Layout(), micro_batch=1, accumulate=run.batch, recompute="")
 
     # Suggestions are sorted by speed. One that computes something else (another loss or dtype) would not be the same run.
@@ -185,6 +186,7 @@ def _is_legal(pricer: Pricer, stated: Statement) -> bool:
             not operator_faults(planner.graph, stated.layout)
             and not planner.of_space(stated.layout.space()).is_infeasible
         )
+    # Degrees that do not suit the cluster or the samples are not legal either.
     except PlannerError:
         return False
 

@@ -33,6 +33,7 @@ def _describe_own_attention(graph: Graph) -> tuple[str, ...]:
     seq = graph.workload["seq"]
     for name, block in graph.blocks.items():
         for op in block.ops:
+            # Scores have the dims sample, head, query and key, with a key more where there are sinks; a router's softmax has fewer dims.
             scores = block.values[op.outputs[0]].meta if op.fn == "softmax" else None
             if scores is not None and len(scores.shape) == 4 and min(scores.shape[-2:]) >= seq:
                 size = " x ".join(f"{n:,}" for n in scores.shape[1:])

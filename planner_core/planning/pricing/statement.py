@@ -84,6 +84,7 @@ class Statement(Software):
     def names_layers(self) -> bool:
         """Whether the split of products is by the names of layers: on tensor ranks beside data-parallel ranks of one kind."""
         layout = self.layout
+        # A tensor axis beside one data axis is all that `follow_tp_layout` takes.
         others = max(layout.pp, layout.cp, layout.ep, min(layout.dp, layout.fsdp))
         return self.split_layers is not None and layout.tp > 1 == others
 

@@ -120,6 +120,7 @@ def _software_changes(stated: Statement, kernels: Collection[str]) -> Iterator[t
             Sentence(named("loss", in_chunks), f": head and loss in {LOSS_CHUNKS} parts of the tokens"),
             stated.but(loss=in_chunks),
         )
+    # In pure precision gradients are summed in the dtype that computes already.
     if stated.gradients is None and stated.precision == "mixed":
         changed = stated.but(gradients="bfloat16")
         yield Sentence(named("gradients", "bfloat16"), ": gradients summed in bfloat16"), changed
@@ -172,11 +173,13 @@ def _stage_changes(stated: Statement, cluster: Cluster) -> Iterator[tuple[str, S
     of a node, and with one or two stages a rank."""
     layout, node = stated.layout, cluster.levels[0].size
     nodes = cluster.num_gpus // node
+    # A tool that is not among `FORMS` cannot be told stages.
     if nodes == 1 or layout.pp > 1 or (stated.stack in TOOLS and stated.stack not in FORMS):
         return
     for tp in dict.fromkeys((layout.tp, max(1, node // layout.cp))):
         data = layout.num_gpus // (nodes * tp * layout.cp)
         staged = replace(layout, dp=data, fsdp=1, tp=tp, sp=layout.sp or tp > layout.tp, pp=nodes)
+        # Degrees that do not divide would leave GPUs without work.
         if data == 0 or staged.num_gpus != layout.num_gpus:
             continue
         # Sharded weights would be gathered in every micro-batch, of which stages have many.

@@ -103,12 +103,13 @@ def _sub_cluster(cluster: Cluster, constants: Collectives, ranks: int, nodes: in
 
 def fit_products(gpu: Gpu, rows: Sequence[Product], source: str, hot: float = HOT_FACTOR) -> Calibration:
     """Fit the constants of products to products that were timed alone. In a run they are `hot` times slower."""
-    there = dict(gpu.peak_flops)
+    peaks = dict(gpu.peak_flops)
     for row in rows:
-        if row.dtype not in there:
+        if row.dtype not in peaks:
             raise InputError(
-                f"{gpu.name} has no peak for {row.dtype}, which a product was timed in; there are {', '.join(there)}"
+                f"{gpu.name} has no peak for {row.dtype}, which a product was timed in; there are {', '.join(peaks)}"
             )
+    # The fit is in logarithms, so a constant that is 0 in a plain roofline begins at a small number.
     start = {
         "flops_efficiency": min(1.0, gpu.flops_efficiency * hot),
         "ramp_k": max(1.0, gpu.products.ramp_k),
@@ -165,6 +166,7 @@ def fit_step(
             )
         return pricer.speed(plan, step.stated)
 
+    # At the upper end products reach the vendor's peak.
     low, high = MIN_FACTOR, 1 / cluster.gpu.flops_efficiency
     slow, now, fast = speed(low), speed(1.0), speed(high)
     wanted, least, most = step.tokens_per_s_per_gpu, slow.tokens_per_s_per_gpu, fast.tokens_per_s_per_gpu

@@ -74,5 +74,5 @@ def read_fits(gpu: Mapping[str, Any]) -> tuple[Fit, ...]:
     return tuple(fits)
 
 
-def _read_residual(said: Mapping[str, Any]) -> Residual:
-    return Residual(int(said["rows"]), float(said["median"]), float(said["nine_in_ten"]))
+def _read_residual(data: Mapping[str, Any]) -> Residual:
+    return Residual(int(data["rows"]), float(data["median"]), float(data["nine_in_ten"]))

@@ -59,7 +59,7 @@ def fit_constants(
     for _ in range(MAX_STEPS):
         # Slopes by differences, since `predict` may be any function of the constants.
         moved = [np.minimum(point + DELTA * unit, ceiling + DELTA) for unit in np.eye(len(names))]
-        slopes = np.stack([(residuals(there) - now) / DELTA for there in moved], axis=1)
+        slopes = np.stack([(residuals(trial) - now) / DELTA for trial in moved], axis=1)
         step = np.asarray(np.linalg.lstsq(slopes, -now, rcond=None)[0], dtype=np.float64)
         better = _line_search(point, step, ceiling, now, residuals)
         if better is None:
@@ -76,8 +76,8 @@ def _line_search(
 ) -> tuple[Floats, Floats] | None:
     """Return the longest of the halved steps that reduces the sum of squares, and the residuals there; None if none does."""
     for k in range(MAX_HALVINGS):
-        there = np.minimum(point + step / 2**k, ceiling)
-        values = residuals(there)
+        trial = np.minimum(point + step / 2**k, ceiling)
+        values = residuals(trial)
         if np.isfinite(values).all() and float(values @ values) < float(now @ now):
-            return there, values
+            return trial, values
     return None

@@ -113,6 +113,7 @@ def _settings_of(layout: Layout, stages: int, layers: int) -> Iterator[tuple[Sta
     ends = sorted(((a, b) for a in range(most + 1) for b in range(most + 1)), key=sum)
     for first, last in ends:
         each = math.ceil((layers + first + last) / stages)
+        # None leaves the number of stages to torchtitan's schedule.
         for number in (each, None):
             settings = StageSettings(number, first, last)
             try:

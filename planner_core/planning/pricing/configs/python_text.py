@@ -45,6 +45,7 @@ def read_function(text: str, name: str | None, where: str) -> tuple[dict[str, An
             else f"{where} has no functions; give a config"
         )
     reader = _FunctionReader(functions, {})
+    # Behind the reader, since a constant of the module may call one of its functions.
     reader.constants.update(_module_constants(tree, reader))
     try:
         config = reader.call(functions[name], {})
@@ -97,6 +98,7 @@ class _FunctionReader:
         if self.calls > MAX_CALLS:
             raise InputError(f"{function.name} calls too many functions to be read as data; give ", named("layout"))
         names = _defaults(function.args)
+        # A parameter with neither a default nor an argument is known to a caller in another file alone.
         scope = {name: self.value(node, {}) if node is not None else UnknownValue(name) for name, node in names.items()}
         return self._run_body(function.body, {**scope, **given})
 
@@ -147,6 +149,7 @@ class _FunctionReader:
                 if not isinstance(place, dict):
                     return
                 inner = place.get(key)
+                # The section may come from a class of the tool, of which this file shows nothing.
                 place[key] = inner if isinstance(inner, dict) else {}
                 place = place[key]
             if isinstance(place, dict) and path:
@@ -192,6 +195,7 @@ class _FunctionReader:
         if place is not None:
             return place
         text = ast.unparse(node)
+        # A dtype is known by its name, as in torch.bfloat16.
         return text if text.startswith("torch.") else UnknownValue(text)
 
     def _read_call(self, node: ast.Call, scope: Mapping[str, Any]) -> Any:

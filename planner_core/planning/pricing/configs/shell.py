@@ -101,6 +101,7 @@ def options_of(text: str, where: str, flags: Collection[str] = (), lists: Collec
             script.commands.append(line)
         # Behind the statement: what `if` itself runs is not yet under its condition.
         depth = max(0, depth + (first in OPENING) - (first in CLOSING))
+    # A plain list of options is in no command that starts a program.
     words = _launch_words(script, where) or _all_words(script, where)
     conditional = {n for value in script.ambiguous for n in _option_names(script.variables.get(value, ""))}
     # Of an option that is given twice the last counts, as for argparse.
@@ -209,6 +210,7 @@ def _pair_options(words: list[str], flags: Collection[str], lists: Collection[st
             after = " ".join(takewhile(LIST_WORD.fullmatch, words[place + 1 :]))
         if OPTION.fullmatch(name):
             alone = name in flags or OPTION.match(after) or NO_VALUE.match(after)
+            # The last value of an array stands before its bracket.
             argument = value if given else True if alone else after.rstrip(")")
             yield name, UnknownValue(argument) if isinstance(argument, str) and "$" in argument else argument
 

@@ -95,6 +95,7 @@ def _read_layout(fields: Fields, plugin: str, num_gpus: int) -> tuple[Layout, tu
             f"{fields.where}: parallelism_config_sp_size needs distributed_type DEEPSPEED; write that, or cp_size for context parallelism "
             "of FSDP"
         )
+    # Without FSDP's plugin every data-parallel rank holds whole weights, as in DDP.
     if plugin in ("multi_gpu", "no", "tp"):
         degrees = FsdpDegrees(tp=degrees.tp, cp=degrees.cp, cp_type=degrees.cp_type, strategy="no_shard")
     # accelerate (its dataclasses.py) has FSDP sum gradients in the dtype that computes; float16 has the bytes of bfloat16.
@@ -136,6 +137,7 @@ def _deepspeed_layout(
         raise InputError(f"{fields.where}: {config_file} says the stage; give {path} itself")
     offload, notes = read_offload(fields, f"{DEEPSPEED}offload_optimizer_device", f"{DEEPSPEED}offload_param_device")
     ranks = remaining_ranks(fields, "parallelism_config_sp_size", num_gpus, degrees.tp * degrees.cp)
+    # Of a section without a stage accelerate makes stage 2; DeepSpeed's own default is 0.
     layout = zero_layout(fields, f"{DEEPSPEED}zero_stage", ranks, degrees.tp, degrees.cp, default=2)
     # A DeepSpeed section of accelerate has no fields for these dtypes, so DeepSpeed's own defaults hold.
     dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(fields.lowered("mixed_precision"))

@@ -113,6 +113,7 @@ def _add_stated_elsewhere(fields: Fields, values: dict[str, Any], origins: dict[
         if word in DTYPE_FLAGS:
             values[DTYPE_FLAGS[word]] = True
             origins[DTYPE_FLAGS[word]] = [name]
+    # A precision that became a flag has an effect by it, though its word alone has none.
     used = {name for option, names in origins.items() if option not in WORDS for name in names}
     for option in WORDS & values.keys():
         del values[option]

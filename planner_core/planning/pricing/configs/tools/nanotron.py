@@ -57,6 +57,7 @@ def read(fields: Fields, num_gpus: int) -> Setup:
         tp=tp,
         cp=cp,
         sp=tp > 1 and tp_mode == "reduce_scatter",
+        # A single rank has nobody to share its states with.
         zero=zero if dp > 1 else 0,
         ep=fields.read_int("parallelism.expert_parallel_size", 1),
         pp=pp,

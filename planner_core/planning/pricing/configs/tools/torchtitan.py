@@ -218,6 +218,7 @@ def _read_recompute(fields: Fields) -> str:
 
 def _compiles_model(fields: Fields) -> bool:
     """Return whether the model's blocks are compiled, not the loss alone."""
+    # Not `or`, which would leave the second field unread.
     enabled = fields.read_flag("compile.enable") | fields.read_flag("training.compile")
     return enabled and "model" in _compiled_components(fields)
 
