@@ -130,13 +130,13 @@ def test_a_table_that_is_none_is_refused(
 
 def test_a_link_carries_the_settings_of_the_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     front = FRONT.replace(
-        '"There"]', '"There"]\nfocus = {needs = "experts", op = "experts", show = "placement", batch = "{n}"}'
+        '"There"]', '"There"]\nfocus = {needs = "experts", op = "experts", show = "split", batch = "{n}"}'
     )
     (tmp_path / "small.md").write_text(front + CODE)
     monkeypatch.setattr(markdown, "CONTENT", tmp_path)
     found = read_lesson("small", live).focus(LEARNER, {"n": 4})
     node = "MixtralDecoderLayer:mlp.experts/moe_experts"
-    assert found == {"model": "mixtral-8x7b", "show": "placement", "batch": "4", "node": node}
+    assert found == {"model": "mixtral-8x7b", "show": "split", "batch": "4", "node": node}
 
 
 def test_every_file_is_a_lesson_of_the_course() -> None:
