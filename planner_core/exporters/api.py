@@ -41,6 +41,8 @@ from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
 from planner_core.planning.methods import WHOLE_PLANS, CannotHold, TpLayout
 from planner_core.planning.pricing import FORMATS
 
+UNPRICED = "what this form does could not be priced on the plan's mesh"
+
 
 @dataclass(frozen=True, slots=True)
 class ExportedPlan:
@@ -79,7 +81,7 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
     if not target.runs_whole_plan:
         remarks = (*remarks, *_unsupported_features(plan, target))
     if target.states_ranks and fills_cluster(plan):
-        return _price_ranks(plan, text, remarks, layout.shards if layout else 1)
+        return _price_ranks(plan, text, remarks, layout)
     if layout is None:
         return ExportedPlan(text, remarks, companion=companion)
     if layout.recompute is None:
@@ -92,7 +94,7 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
         # The file is what was asked for, so it is written; only its price is lacking.
         return ExportedPlan(text, (*remarks, Sentence("it has no price in this form: ", error.sentence)))
     if priced is None:
-        return ExportedPlan(text, (*remarks, "what this form does could not be priced on the plan's mesh"))
+        return ExportedPlan(text, (*remarks, UNPRICED))
     if target.states_run:
         stack = f"its price is that of the written file: a run on {target.title}'s own kernels and buffers"
         host = (note.sentence for note in priced[0].notes if note.kind is NoteKind.UNKNOWN_HOST)
@@ -109,15 +111,20 @@ def _shortage(plan: Plan) -> Sentence:
     )
 
 
-def _price_ranks(plan: Plan, text: str, remarks: tuple[str, ...], shards: int) -> ExportedPlan:
+def _price_ranks(plan: Plan, text: str, remarks: tuple[str, ...], layout: TpLayout | None) -> ExportedPlan:
     """Return a written file with its price, and with the options that `price --config` needs to read it back."""
     try:
-        unstated = unstated_options(plan, text, shards)
+        # Ranks that share the tokens of a sample in the plan have samples of their own here, and there may be too few.
+        if (samples := plan.graph_batch) % (ranks := layout.data if layout else plan.num_gpus):
+            raise InputError(f"{samples} samples of a micro-batch cannot be dealt to its {ranks} data-parallel ranks")
+        unstated = unstated_options(plan, text, layout.shards if layout else 1)
         priced = price_file(plan, text, unstated)
     except InputError as error:
         return ExportedPlan(text, (*remarks, Sentence("it has no price in this form: ", error.sentence)))
-    differences = list_run_differences(plan, priced[0]) if priced else ()
-    return ExportedPlan(text, (*remarks, *differences, *_read_back(unstated)), priced[1] if priced else None)
+    if priced is None:
+        return ExportedPlan(text, (*remarks, UNPRICED))
+    differences = list_run_differences(plan, priced[0])
+    return ExportedPlan(text, (*remarks, *differences, *_read_back(unstated)), priced[1])
 
 
 def _read_back(unstated: Mapping[str, Any]) -> tuple[Remark, ...]:

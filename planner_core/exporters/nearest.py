@@ -151,13 +151,15 @@ def unstated_options(plan: Plan, text: str, shards: int = 1) -> dict[str, Any]:
     # weights are stored is the tool's choice.
     of_script = {n: value for n, value in stated_run(plan).items() if n == "optimizer" or not stated.get(n)}
     of_script.pop("precision", None)
+    if stated.get("stack") == "accelerate" and layout.data > 1 and shards == 1 and not layout.zero:
+        of_script.pop("gradients", None)  # DDP sums those of weights in float32, whatever the plan does
     return unstated | of_script
 
 
 def unstated_dtype(plan: Plan, text: str) -> dict[str, Any]:
-    """Return float32 as an option where it is the dtype of the plan and its file states none: such a run of Megatron-LM computes in it."""
+    """Return the dtype of a plan as an option where its file states none, since the tool then computes in it."""
     dtype = plan.workload["dtype"]
-    return {"dtype": dtype} if dtype == "float32" and "dtype" not in _read_written(plan, text).options else {}
+    return {"dtype": dtype} if dtype == _read_written(plan, text).own_dtype else {}
 
 
 def list_run_differences(plan: Plan, priced: Plan) -> list[str]:

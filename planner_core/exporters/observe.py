@@ -164,7 +164,10 @@ def _find_tied_parameters(model: nn.Module) -> tuple[tuple[str, ...], ...]:
 
 
 def _drop_conflicting_ties(layout: TpLayout, tied: tuple[tuple[str, ...], ...]) -> None:
-    """Drop layers that share a parameter and would shard it in different ways."""
+    """Drop layers that share a parameter and would shard it in different ways, and those that share another one with them.
+
+    Example: BERT's decoder shares its bias with the head and its weight with the word embedding. The head is whole, so all three are.
+    """
     for group in tied:
         modules = [n.rpartition(".")[0] for n in group]
         styles = {layout.styles.get(m) for m in modules}
@@ -175,6 +178,8 @@ def _drop_conflicting_ties(layout: TpLayout, tied: tuple[tuple[str, ...], ...]) 
             layout.differences.append(
                 Difference.of(modules, "one weight in several roles, split in the plan, whole here")
             )
+            _drop_conflicting_ties(layout, tied)
+            return
 
 
 def styles_by_pattern(plan: Plan, layout: TpLayout) -> dict[str, str]:

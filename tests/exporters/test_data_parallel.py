@@ -229,6 +229,8 @@ def test_a_file_is_priced_as_it_is_read_back_with_what_it_does_not_state(
         ("mixtral-8x7b", "dp=4,tp=2", "hf", "--accumulate 2 --seq 512 --micro-batch 2"),
         ("mixtral-8x7b", "dp=4,tp=2", "deepspeed", "--seq 512"),
         ("bert-large", "tp=8", "deepspeed", "--seq 512"),
+        # The embedding was split by words, and the decoder that has its weight was not: no plan is like that, so it had no price.
+        ("bert-large", "dp=2,tp=4,sp", "hf", "--accumulate 2 --seq 512 --micro-batch 2"),
     ],
 )
 def test_a_file_of_named_layers_is_priced_by_these_layers(
@@ -250,6 +252,18 @@ def test_a_file_of_named_layers_is_priced_by_these_layers(
     # Ranks for which no file names layers are priced by their degrees, and that is said.
     main([*given, "--layout", "dp=2,tp=2,cp=2", "--micro-batch", "2", "--seq", "512", "--alone", "--json"])
     assert any("priced by degrees" in note for note in json.loads(capsys.readouterr().out)["notes"])
+
+
+@pytest.mark.parametrize("target", ["deepspeed", "hf"])
+def test_samples_of_context_ranks_are_not_priced_as_if_there_were_more(target: str) -> None:
+    """Ranks that share a sample have one each in these files. transformers' was priced with 8 samples a step beside the plan's 4."""
+    stated = Statement(parse_layout("dp=2,cp=2,tp=2,sp"), micro_batch=1, accumulate=2, seq=256, layers=2)
+    for samples, priced in ((1, False), (2, True)):
+        plan = pricer("llama-3-8b", "1x8-h100").plan(stated.but(micro_batch=samples))
+        assert plan is not None
+        made = export_text(plan, target)
+        why = "it has no price in this form: 2 samples of a micro-batch cannot be dealt to its 4 data-parallel ranks"
+        assert (why in made.remarks) == (made.nearest is None) == (not priced)
 
 
 @pytest.mark.parametrize("target", ["deepspeed", "accelerate", "fsdp2"])

@@ -264,6 +264,8 @@ def test_the_dtype_of_a_plan_is_that_of_the_run(dtype: str, section: str | None,
         ("deepspeed", {"dtype": "float32", "compiled": True, "optimizer": "sgd"}, ()),
         ("deepspeed", {"precision": "pure"}, ("stores weights in float32 here and in bfloat16 there",)),
         ("hf", {"dtype": "float16", "loss": "whole"}, ()),
+        ("hf", {"gradients": "bfloat16"}, ("sums gradients in float32 here and in bfloat16 there",)),
+        ("accelerate", {"gradients": "bfloat16"}, ("sums gradients in float32 here and in bfloat16 there",)),
     ],
 )
 def test_what_a_file_cannot_carry_of_a_run_is_named(
@@ -271,7 +273,14 @@ def test_what_a_file_cannot_carry_of_a_run_is_named(
 ) -> None:
     """What a tool does otherwise than a run is in a remark; all else is in the file, or in the options that price it as the export does."""
     plan = pricer("llama-3-8b", "1x8-h100").plan(
-        Statement(parse_layout("dp=4,tp=2,sp" if target != "hf" else "dp=4,tp=2"), 2, 2, seq=256, layers=2, **run)
+        Statement(
+            parse_layout({"hf": "dp=4,tp=2", "accelerate": "dp=8"}.get(target, "dp=4,tp=2,sp")),
+            2,
+            2,
+            seq=256,
+            layers=2,
+            **run,
+        )
     )
     assert plan is not None
     made = export_text(plan, target)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from planner_core.cli.main import main
 from planner_core.core import InputError, Term
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Setup, read_setup
@@ -533,3 +534,16 @@ def test_any_script_is_read_or_refused(text: str, tmp_path: Path) -> None:
         read(tmp_path, "x.sh", f"{text}\ntorchrun a.py --micro-batch-size 1 $A")
     except InputError as error:
         assert len(str(error)) < 1500
+
+
+def test_a_file_of_megatron_without_a_dtype_is_of_float32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Megatron-LM computes in float32 unless it is told --bf16 or --fp16; the price was that of 16 bits, and did not say so."""
+    (tmp_path / "run.sh").write_text("--tensor-model-parallel-size 8 --micro-batch-size 1")
+    given = ["price", "llama-3-8b", "--cluster", "1x8-h100", "--layers", "1", "--seq", "256", "--alone"]
+    given += ["--config", str(tmp_path / "run.sh")]
+    said = "states no dtype, without which Megatron-LM computes in float32; priced in bfloat16, and --dtype float32"
+    for beside, noted in (([], True), (["--dtype", "float32"], False), (["--dtype", "bfloat16"], False)):
+        assert main([*given, *beside]) == 0
+        assert (said in capsys.readouterr().out) == noted
+    (tmp_path / "run.sh").write_text("--tensor-model-parallel-size 8 --micro-batch-size 1 --bf16")
+    assert main(given) == 0 and "states no dtype" not in capsys.readouterr().out

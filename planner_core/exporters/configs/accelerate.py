@@ -6,7 +6,7 @@ import json
 
 from planner_core.core import Plan
 from planner_core.cost import micro_batch, zero_stage
-from planner_core.exporters.configs.common import count_recompute_policies, gradient_dtype, launch_sizes
+from planner_core.exporters.configs.common import count_recompute_policies, launch_sizes
 from planner_core.exporters.data_parallel import BatchSharding, find_batch_sharding, list_fsdp_remarks
 from planner_core.exporters.remarks import FILE, Remark, RemarkKind
 from planner_core.planning.methods import recompute_by_hand
@@ -49,7 +49,7 @@ def _write_plugin(plan: Plan, sharding: BatchSharding) -> tuple[str, list[str], 
         return "DEEPSPEED", _write_deepspeed_section(plan, stage), _list_deepspeed_remarks(plan, stage)
     if stage == 0 and plan.mesh.num_devices > 1:
         ddp = "every rank has the whole model (DDP), and trains on its own part of the batch"
-        differences = [*sharding.differences, *recompute_by_hand(plan), *_ddp_sums(plan)]
+        differences = [*sharding.differences, *recompute_by_hand(plan)]
         differing = (f"differs from the plan: {d}" for d in differences)
         return "MULTI_GPU", [], (USE, ddp, *differing, *_batch_remark(plan))
     policies = set(count_recompute_policies(plan))
@@ -57,12 +57,6 @@ def _write_plugin(plan: Plan, sharding: BatchSharding) -> tuple[str, list[str], 
     differences = [whole] if policies - {"none", "full"} or len(policies) > 1 else []
     remarks = (*list_fsdp_remarks(plan, sharding, USE, differences), *_batch_remark(plan))
     return "FSDP", _write_fsdp_section(sharding, recomputes=bool(policies - {"none"})), remarks
-
-
-def _ddp_sums(plan: Plan) -> list[str]:
-    """Return the difference from the plan where DDP sums gradients in another dtype, for which accelerate's file has no field."""
-    planned = gradient_dtype(plan)
-    return [] if planned == "float32" else [f"DDP sums gradients in float32 here and in {planned} in the plan"]
 
 
 def _write_fsdp_section(sharding: BatchSharding, *, recomputes: bool) -> list[str]:

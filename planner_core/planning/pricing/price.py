@@ -64,7 +64,7 @@ class Pricer:
     def state_setup(
         self, setup: Setup, layout: Layout, overrides: Mapping[str, Any], batch: int | None
     ) -> tuple[Statement, tuple[Sentence, ...]]:
-        """Return the run of a setup with notes on its micro-batch if that is assumed.
+        """Return the run of a setup with notes on its micro-batch if that is assumed, and on what its file leaves open.
 
         The options `overrides`, the `layout` and the samples of a step, `batch`, count in place of the setup's own. Raises InputError."""
         number_stated = not {"micro_batch", "accumulate"}.isdisjoint({*setup.options, *overrides})
@@ -90,6 +90,12 @@ class Pricer:
         if setup.where and "recompute" not in {*setup.options, *overrides}:
             silent = f"{setup.where} does not say whether layers are recomputed, which the training script does; priced without, and "
             notes += (Sentence(silent, named("recompute", "full"), " beside it prices it"),)
+        if setup.own_dtype and "dtype" not in overrides:
+            silent = (
+                f"{setup.where} states no dtype, without which {setup.tool} computes in {setup.own_dtype}; priced in "
+            )
+            priced = f"{self.cluster.gpu.training_dtype}, and "
+            notes += (Sentence(silent, priced, named("dtype", setup.own_dtype), " beside it prices that"),)
         return stated, notes
 
     def deal_stages(self, setup: Setup, stated: Statement) -> Statement:

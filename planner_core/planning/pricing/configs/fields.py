@@ -74,6 +74,7 @@ class Setup:
         sizes: Sizes of the model, by the names of Hugging Face configs.
         batch: The samples of a step, if the file states them.
         stages: How the tool deals layers to stages, where the number of stages depends on the model's layers.
+        own_dtype: The dtype in which the tool computes where its file, as this one, states none; empty where the script chooses it.
     """
 
     layout: Layout
@@ -87,6 +88,7 @@ class Setup:
     sizes: Mapping[str, int] = field(default_factory=dict)
     batch: StatedBatch | None = None
     stages: StageSettings | None = None
+    own_dtype: str = ""
 
     def with_batch(self, samples: int, layout: Layout) -> Setup:
         """Return the run with the samples of a step that an option states, in place of the file's; `layout` is the one that is priced.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from planner_core.core import InputError
@@ -147,7 +148,9 @@ def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
         *_launch_note(fields, num_gpus),
     )
     batch = read_batch(fields, "--global-batch-size")
-    return fields.finish(TABLE, layout, {**options, **offload}, notes, batch)
+    setup = fields.finish(TABLE, layout, {**options, **offload}, notes, batch)
+    # Megatron-Bridge's and NeMo's settings have defaults of their own.
+    return setup if "dtype" in options or setup.tool != TABLE.tool else replace(setup, own_dtype="float32")
 
 
 def _read_vocab_multiple(fields: Fields, tp: int) -> int:
