@@ -86,7 +86,7 @@ SMALL = {
     "vocab_size": 64,
 }
 NONSENSE: dict[str, tuple[bytes, str]] = {
-    "packed.json": (gzip.compress(b"{}"), "is compressed; unpack it first"),
+    "packed.json": (gzip.compress(b"{}"), "is not text; give a Hugging Face config.json"),
     "lists.json": (
         b'{"model_type": "llama", "x": ' + b"[" * 10**5 + b"]" * 10**5 + b"}",
         "nested more than 100 levels deep",

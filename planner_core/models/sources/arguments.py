@@ -35,6 +35,13 @@ _WITHOUT, _WITH = "inputs_without_samples", "inputs_with_samples"
 """Keys of a plan's `config` if some inputs have no samples: the names of inputs whose dim 0 is not the batch, and those of the others."""
 
 
+def as_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional and named arguments of example inputs: a tuple or list, a mapping, or one value."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
+
+
 def argument_name(path: tuple[Any, ...], names: Sequence[str] = ()) -> str:
     """Name a leaf of (args, kwargs): `argument 2`, `labels`, `batch['x'][0]`. `names` are those of positional parameters."""
     kind, first, *rest = path
@@ -71,6 +78,7 @@ def list_inputs_by_samples(module: nn.Module, args: Any, kwargs: Any) -> dict[st
 
 def lacks_samples(name: str, config: Mapping[str, Any]) -> bool:
     """Return whether an input had no samples when the model was planned. A new item of a list or dict is like the others in it."""
+    # The plan has the names of its example inputs. Another batch may have more items in a list, which have no entry of their own.
     tables, samples = ({*config.get(key, ())} for key in (_WITHOUT, _WITH))
     if name in tables or name in samples:
         return name in tables
@@ -102,6 +110,7 @@ def explain_unsupported(args: Any, kwargs: Any) -> str:
 
 def argument_state(leaf: Any) -> Any:
     """Return a value that is equal for equal arguments without tensors. Numbers of other types differ (1, True)."""
+    # By type and text: 1, 1.0 and True are equal and lead to other code, and nan is not equal to itself.
     return (type(leaf), repr(leaf)) if isinstance(leaf, (int, float)) else leaf
 
 

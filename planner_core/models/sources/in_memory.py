@@ -19,7 +19,7 @@ from planner_core.core import CaptureError, InputError
 from planner_core.models.capture.checks.refusals import check_gradient_hooks
 from planner_core.models.hooks.model_parts import list_buffers, list_modules, list_parameters
 from planner_core.models.hooks.torch_private import storage_id
-from planner_core.models.sources.arguments import explain_unsupported, list_inputs_by_samples
+from planner_core.models.sources.arguments import as_arguments, explain_unsupported, list_inputs_by_samples
 from planner_core.models.sources.resolve import ModelSource
 
 MODULE_KEY = "module"
@@ -37,8 +37,7 @@ def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> M
         raise InputError(
             f"{name} needs example inputs: inputs=(x, y) or inputs={{'x': x, 'y': y}}, as the model is called"
         )
-    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
-    args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    args, kwargs = as_arguments(inputs)
     _check_inputs(module, args, kwargs)
     on_meta = _copy_onto_meta(module)
     if dtype is not None:

@@ -23,14 +23,13 @@ from planner_core.core import CaptureError, InputError, NeedsValues, is_file, na
 from planner_core.models.capture.checks.refusals import check_module
 from planner_core.models.capture.checks.refusals import format_line as line_of
 from planner_core.models.capture.module import to_meta
-from planner_core.models.sources.arguments import explain_unsupported, list_inputs_by_samples
+from planner_core.models.sources.arguments import as_arguments, explain_unsupported, list_inputs_by_samples
 from planner_core.models.sources.positions import Positions, read_positions, too_long_message, unused_seq_note
 from planner_core.models.zoo import ZOO, config_file, with_depth
 
 MAX_CONFIG_BYTES = 4 << 20
 MAX_NESTING = 100
 """The deepest nesting of objects and lists that is read. A composite config has five levels."""
-GZIP = b"\x1f\x8b"
 
 
 @dataclass(slots=True)
@@ -91,19 +90,13 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > MAX_CONFIG_BYTES:
             raise InputError(f"{file} has {file.stat().st_size} bytes; a config.json has at most {MAX_CONFIG_BYTES}")
-        content = file.read_bytes()
-        data = json.loads(content)
+        data = json.loads(file.read_bytes())
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}; give a Hugging Face config.json") from None
     except RecursionError:
         raise _too_deep(file) from None
     except UnicodeDecodeError:
-        what = (
-            "is compressed; unpack it first"
-            if content.startswith(GZIP)
-            else "is not text; give a Hugging Face config.json"
-        )
-        raise InputError(f"{file} {what}") from None
+        raise InputError(f"{file} is not text; give a Hugging Face config.json") from None
     except ValueError as error:
         wanted = f"name its function, {file}:build" if file.suffix == ".py" else "give a Hugging Face config.json"
         raise InputError(f"{file} is not JSON ({error}); {wanted}") from None
@@ -221,6 +214,7 @@ def _run_python(source: str, device: str) -> ModelSource:
             returned = getattr(user, attribute)()
     except (MemoryError, CaptureError):
         raise
+    # SystemExit too: a script may end itself when it is imported.
     except (Exception, SystemExit) as error:
         words = " ".join(str(error).split())[:200]
         where = line_of(traceback.extract_tb(error.__traceback__))
@@ -233,8 +227,7 @@ def _run_python(source: str, device: str) -> ModelSource:
         raise CaptureError(
             f"{source} returned a {type(module).__name__}; an nn.Module or a (module, example inputs) pair is needed"
         )
-    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
-    args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    args, kwargs = as_arguments(inputs)
     if not args and not kwargs:
         raise CaptureError(f"{source} returned a module without example inputs; return (module, example inputs)")
     if unread := explain_unsupported(args, kwargs):
