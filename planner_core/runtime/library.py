@@ -100,6 +100,7 @@ def _install_forward(module: nn.Module, parallel: Parallel) -> nn.Module:
         type(module).zero_grad(module, *args, **kwargs)
 
     # In the instance and not in its class, of which other modules are that run without a plan.
+    # `.to()`, `.cuda()` and `.half()` all end in `_apply`; deepcopy and pickle ask for `__reduce_ex__`.
     module.__dict__.update(forward=parallel.forward, no_sync=parallel.no_sync, zero_grad=zero_grad, _apply=_refuse_move)
     if isinstance(parallel, StagedParallel):
         module.__dict__["step"] = parallel.step

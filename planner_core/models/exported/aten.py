@@ -20,6 +20,7 @@ from planner_core.models.hooks.callsites import tensors
 Args = dict[str, Any]
 Spelling = Callable[[Args], Any]
 
+# What an export holds where the model's code calls a public function.
 _PRIVATE = frozenset(
     {
         "_softmax",
@@ -41,6 +42,7 @@ _PRIVATE = frozenset(
         "_neg_view",
     }
 )
+# Words that choose among formulas. Any other text could be the name of a file.
 _STRINGS = frozenset(
     {"approximate", "rounding_mode", "equation", "indexing", "padding", "mode", "ord", "reduce", "UPLO", "side"}
 )

@@ -58,6 +58,7 @@ _DUNDERS = {
     "or": "bitwise_or",
     "xor": "bitwise_xor",
 }
+# Names of one operation: a model that says `x.float()` and one that says `x.to(torch.float32)` have one plan.
 _SYNONYMS = {
     "float": "to",
     "half": "to",

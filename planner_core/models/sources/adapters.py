@@ -51,6 +51,7 @@ def add_adapters(model: nn.Module, asked: Any) -> nn.Module:
     """Freeze a model and add adapters to it. Raises InputError for a wrong rank, and for targets that do not exist."""
     rank, targets, scale = _read_request(asked)
     model.requires_grad_(False)
+    # peft's "all-linear" leaves the output layer out as well.
     head = getattr(model, "get_output_embeddings", lambda: None)()
     linear = [(n, layer) for n, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
     adapted = [(name, layer) for name, layer in linear if not targets or name.rpartition(".")[2] in targets]

@@ -24,6 +24,7 @@ def default_config(data: Mapping[str, Any]) -> Any:
     """Return the default config object of the model type; None if the type is unknown or has no defaults."""
     from transformers import CONFIG_MAPPING
 
+    # Some types have required fields, others need a package: whatever they raise, there are no defaults then.
     try:
         return CONFIG_MAPPING[str(data.get("model_type"))]()
     except Exception:

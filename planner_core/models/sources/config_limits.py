@@ -18,6 +18,7 @@ MAX_LAYERS = 2000
 MAX_MODULES = 60_000
 """2,000 layers of 30 modules: what takes about ten seconds to build."""
 MAX_SIZE = 10**8
+# With one of these the width of a head is stated by itself, and the heads need not divide hidden_size.
 _HEAD_SIZES = (
     "head_dim",
     "qk_head_dim",

@@ -15,6 +15,7 @@ from planner_core.models.sources.labels import NUM_CHOICES, ends_in_eos, has_lm_
 _SIGNALS = ("pixel_values", "pixel_values_videos", "input_values", "input_features")
 _VIDEO = ("videomae", "vivit", "timesformer", "xclip_vision_model")
 """Types whose `pixel_values` are the frames of a video, [batch, frames, channels, height, width]."""
+# Types that take labels of the text, and read an image with it.
 _READ_BOTH = ("git", "blip", "blip-2", "instructblip", "clipseg")
 
 

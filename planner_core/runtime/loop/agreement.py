@@ -279,6 +279,7 @@ def _is_number(x: Any) -> bool:
 
 def _tensor_digest(x: torch.Tensor) -> int:
     """Return a number of a tensor's shape, type and bytes."""
+    # By bytes: numpy has no bfloat16, and a view as uint8 takes any dtype.
     plain = x.detach().resolve_conj().resolve_neg().flatten().contiguous().cpu()
     return zlib.crc32(plain.view(torch.uint8).numpy().tobytes(), zlib.crc32(f"{tuple(x.shape)} {x.dtype}".encode()))
 

@@ -97,6 +97,7 @@ class EditableFunctions:
 
 def plan_digest(plan: Plan) -> str:
     """Return a digest of what a plan says about a run: its mesh, and how each block is stored and computed."""
+    # Neither its name nor its price, which may change without making the blocks wrong.
     data = plan_to_json(plan)
     text = json.dumps([data["mesh"], data["blocks"]], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

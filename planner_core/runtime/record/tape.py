@@ -144,7 +144,7 @@ def refs(tree: Any) -> Iterator[int]:
 
 def map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
     """Return the same nested arguments with `change` applied to every leaf."""
-    if isinstance(tree, torch.Size):
+    if isinstance(tree, torch.Size):  # code writes it as a plain tuple
         return tuple(tree)
     if isinstance(tree, (tuple, list)):
         items = [map_leaves(item, change) for item in tree]

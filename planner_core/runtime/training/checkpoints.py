@@ -70,6 +70,7 @@ def save(
     if wait:
         saver.save(state, checkpoint_id=folder)
         return None
+    # Made at the first save that needs it: all ranks come here, which making a group asks for.
     if not _SAVE_GROUP:
         # `async_save` asks for a group with a backend for the CPU, where the copied values are.
         _SAVE_GROUP.append(dist.new_group(backend="gloo"))
@@ -116,6 +117,7 @@ def load(
     if missing:
         raise InputError(f"the checkpoint in {folder} has no {missing[0]}, which the module has: it is another model's")
     if optimizer is not None:
+        # `loader.load` reads into tensors that exist.
         _create_optimizer_states(optimizer)
     state = _collect_state(parallel, optimizer) | {"extra": dict(extra or {})}
     wanted = _select_saved(state, saved, "")

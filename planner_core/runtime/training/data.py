@@ -39,6 +39,7 @@ class TokenFile:
 
     def __init__(self, path: Path, seq: int, vocabulary: int, dtype: str = "uint16") -> None:
         self.path, self.seq, self.vocabulary = path, seq, vocabulary
+        # A raw file has no header (nanoGPT writes such ones in uint16), so its type has to be stated.
         self.tokens = np.load(path, mmap_mode="r") if path.suffix == ".npy" else np.memmap(path, np.dtype(dtype), "r")
         if len(self) == 0:
             raise InputError(f"{path} holds {len(self.tokens)} tokens of {self.tokens.dtype}, a sample needs {seq}")
@@ -95,6 +96,7 @@ class Table:
     def _one(self, name: str, row: Any, example: torch.Tensor) -> torch.Tensor:
         shape = tuple(example.shape[1:])
         value = torch.as_tensor(np.asarray(row)).to(example.dtype)
+        # A longer row is cut. A shorter one is refused below: nothing here says with what to pad it.
         if value.dim() == len(shape) == 1 and len(value) > shape[0]:
             value = value[: shape[0]]
         if tuple(value.shape) != shape:
@@ -111,7 +113,7 @@ class Noise:
         self.start, self.seed = start, seed
 
     def __len__(self) -> int:
-        return 1 << 40
+        return 1 << 40  # no end: `Reader` takes numbers modulo this
 
     def read(self, numbers: Sequence[int]) -> Batch:
         """Return these samples. Each one depends on its number only."""

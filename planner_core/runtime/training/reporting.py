@@ -34,6 +34,7 @@ class Report:
     def __init__(self, plan: Plan, flops: float, *, every: int = 10, file: Path | None = None) -> None:
         self.every, self.file, self.flops = max(1, every), file, flops
         self.tokens = int(plan.workload["batch"]) * int(plan.workload["seq"])
+        # A dtype that the data sheet lacks counts as its slowest.
         peaks = dict(Cluster.from_json(dict(plan.cluster)).gpu.peak_flops)
         self.peak = peaks.get(plan.workload["dtype"], min(peaks.values())) * plan.num_gpus
         self.since, self.steps = time.perf_counter(), 0

@@ -29,6 +29,7 @@ class Stop:
 
     def asked(self) -> bool:
         """Return whether to stop. Call it after every step, on every rank."""
+        # A copy: the sum is written in place, and the mark has to stay that of this rank.
         previous, total = self.last_request, self.received.clone()
         self.last_request = total, dist.all_reduce(total, group=self.group, async_op=True)
         if previous is None:

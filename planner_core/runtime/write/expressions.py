@@ -97,7 +97,7 @@ def _is_default(default: Any, value: Any) -> bool:
 @functools.cache
 def _default_arguments(func: Callable[..., Any]) -> dict[str, Any]:
     known: dict[str, Any] = {"inplace": False, "_stacklevel": 3}
-    if getattr(func, "__name__", "") == "scaled_dot_product_attention":
+    if getattr(func, "__name__", "") == "scaled_dot_product_attention":  # it is in C, and has no signature
         known |= {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
     try:
         signature = inspect.signature(func)

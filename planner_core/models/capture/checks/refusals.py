@@ -77,6 +77,7 @@ def check_call(scope: str, func: Callable[..., Any], fn: str | None, operands: I
     name = getattr(func, "__name__", "")
     if name in _ENGINE and getattr(func, "__module__", "") in ("torch.autograd", "torch._tensor"):
         raise refusal(scope, _ENGINE[name], _ENGINE_HELP[name])
+    # Asked of tensors on meta alone, torch fails by itself, and `explain_error` says where.
     if fn is None and reads_values(func) and not all(t.is_meta for t in operands):
         what = f"{scope or 'the model'} decides by the values of computed tensors{model_line()}"
         raise NeedsValues(
@@ -167,6 +168,7 @@ def check_chance(
 
 def has_one_answer(fn: str, args: Sequence[Any]) -> bool:
     """Return whether a comparison with numbers of `torch.rand` has one answer: they lie in [0, 1)."""
+    # A limit that is a tensor counts as one inside the range, so that both answers may come.
     limit = args[1] if len(args) == 2 and isinstance(args[1], (int, float)) else 0.5
     return (fn in ("lt", "ge") and not 0 < limit < 1) or (fn in ("le", "gt") and not 0 <= limit < 1)
 
@@ -200,6 +202,7 @@ def check_lookup(scope: str, fn: str, args: tuple[Any, ...], kwargs: Mapping[str
             "looks up a table with max_norm, which writes the table in forward",
             "a plan keeps parameters in parts: scale the rows after the optimizer's step, or the result of the lookup",
         )
+    # A kernel fails on such an id. The table is on meta, where nothing looks at ids, and the plan would be one of a model that cannot run.
     if fn != "embedding" or len(args) < 2 or args[0].is_meta or not args[0].numel():
         return
     most, rows = int(args[0].max()), args[1].shape[0]
