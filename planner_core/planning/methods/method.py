@@ -17,11 +17,6 @@ def unrestricted(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
     return Restriction()
 
 
-def suits_every_model(graph: Graph) -> bool:
-    """Every model."""
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class Method:
     """One way to plan, with all that other modules need to know of it.
@@ -56,7 +51,7 @@ class Method:
     """Whether its plans say what they would gain if products ran in chunks (ATP)."""
     plan_title: str = ""
     """The name of its plan in the explorer, if that is not `title`."""
-    suits: Callable[[Graph], bool] = suits_every_model
+    suits: Callable[[Graph], bool] = lambda graph: True
     """Whether the model can have such a layout. If it cannot, reports do not mention the method."""
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_core.core import DeviceMesh, Graph, Shard
+from planner_core.core import Graph, Shard
 from planner_core.cost import block_of
 from planner_core.ops import FLOPS_BOUND_KINDS, operator
 from planner_core.planning.methods.restrictions import residual_shapes
@@ -54,13 +54,3 @@ class SplitWork(Restriction):
             # A product whose dims do not divide the axes keeps all its rows: without them the model would have no plan at all.
             if heavy and ok.any():
                 net.factors.append(allow_only(name, ok))
-
-
-def alpa_rules(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    """Alpa's space for operators (see `SplitWork`), on any mesh."""
-    return SplitWork(graph)
-
-
-def atp_rules(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    """ATP's space (see `SplitWeights`), on any mesh."""
-    return SplitWeights(graph)

@@ -1,7 +1,7 @@
 """Every method and every baseline: one entry each. A new one is added here and nowhere else.
 
-If the method forbids something, its entry names a restriction: a function of graph and mesh in `restrictions`, `papers` or
-`hf_tp_plan`, made of the tests in `restrictions`. All methods search the same space, so their plans can be compared.
+If the method forbids something, its entry has a function from graph and mesh to a restriction of `restrictions`, `papers` or
+`hf_tp_plan`. All methods search the same space, so their plans can be compared.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from planner_core.core import Note, Workload
 from planner_core.planning.methods.hf_tp_plan import vendor_plan, vendor_rules
 from planner_core.planning.methods.method import Method
-from planner_core.planning.methods.papers import alpa_rules, atp_rules
+from planner_core.planning.methods.papers import SplitWeights, SplitWork
 from planner_core.planning.methods.restrictions import (
     data_parallel_rules,
-    fsdp_rules,
     is_sequence_split,
+    is_sharded_matrix,
     is_unsplit,
     megatron_rules,
+    sums_gradient_whole,
 )
 
 EXACT = Method(
@@ -52,7 +53,7 @@ METHODS: Mapping[str, Method] = {
             name="atp",
             title="ATP",
             words="every matrix split over a 2-D mesh, row- or column-first",
-            restrict=atp_rules,
+            restrict=lambda graph, _: SplitWeights(graph),
             objective="communication",
             zero=0,
             uniform=True,
@@ -62,7 +63,7 @@ METHODS: Mapping[str, Method] = {
         Method(
             name="alpa",
             title="Alpa-like",
-            restrict=alpa_rules,
+            restrict=lambda graph, _: SplitWork(graph),
             objective="communication",
             zero=0,
             words="least communication time, hidden or not, weights kept, no product done twice, copies of a block apart, "
@@ -80,14 +81,14 @@ BASELINES: Mapping[str, Method] = {
             name="data-parallel",
             title="data parallel",
             plan_title="Data parallel",
-            restrict=data_parallel_rules,
+            restrict=data_parallel_rules(sums_gradient_whole),
             zero=0,
             words="every GPU holds all weights and takes its share of the batch",
         ),
         Method(
             name="fsdp",
             title="FSDP",
-            restrict=fsdp_rules,
+            restrict=data_parallel_rules(is_sharded_matrix),
             words="data parallel with weights sharded over the GPUs and gathered at use, as ZeRO-3",
         ),
         Method(

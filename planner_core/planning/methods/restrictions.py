@@ -310,22 +310,15 @@ class DataAxis(Restriction):
 # --- baselines ----------------------------------------------------------------------------------------------
 
 
-def data_parallel_rules(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    """Return the rules of data parallelism: the batch is sharded over all GPUs, every weight is Replicate, and its gradient is summed."""
-    return (
-        AxisRules(graph, (is_batch_split,), (sums_gradient_whole,), ranks=mesh.num_devices)
-        if len(mesh.axis_sizes) == 1
-        else None
-    )
+def data_parallel_rules(weights: WeightTest) -> Restrict:
+    """Return the rules of data parallelism: on a mesh of one axis, over which samples are dealt out, parameters pass the test `weights`."""
 
+    def restrict(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
+        if len(mesh.axis_sizes) > 1:
+            return None
+        return AxisRules(graph, (is_batch_split,), (weights,), ranks=mesh.num_devices)
 
-def fsdp_rules(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    """Return the rules of FSDP: the batch is sharded over all GPUs, and so is every weight matrix."""
-    return (
-        AxisRules(graph, (is_batch_split,), (is_sharded_matrix,), ranks=mesh.num_devices)
-        if len(mesh.axis_sizes) == 1
-        else None
-    )
+    return restrict
 
 
 def megatron_rules(stream: StreamTest) -> Restrict:

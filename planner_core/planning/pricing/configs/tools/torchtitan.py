@@ -124,15 +124,11 @@ def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
 
 def _read_layout(fields: Fields, num_gpus: int) -> Layout:
     tp = fields.read_int("parallelism.tensor_parallel_degree", 1)
-    cp = fields.read_int(
-        fields.first_set("parallelism.context_parallel_degree", "experimental.context_parallel_degree"), 1
-    )
+    cp = fields.read_int("parallelism.context_parallel_degree", 1)
     dp = fields.read_int("parallelism.data_parallel_replicate_degree", 1)
     shard = fields.read_int("parallelism.data_parallel_shard_degree", -1, least=-1)
     others = "tensor_parallel_degree" if cp == 1 else "tensor_parallel_degree with context_parallel_degree"
-    pp = fields.read_int(
-        fields.first_set("parallelism.pipeline_parallel_degree", "experimental.pipeline_parallel_degree"), 1
-    )
+    pp = fields.read_int("parallelism.pipeline_parallel_degree", 1)
     others += " with pipeline_parallel_degree" if pp > 1 else ""
     fsdp = remaining_ranks(fields, others, num_gpus, tp * cp * dp * pp) if shard < 1 else shard
     sp = fields.read_flag("parallelism.enable_sequence_parallel", True) and tp > 1
@@ -164,7 +160,7 @@ def _read_layout(fields: Fields, num_gpus: int) -> Layout:
 def _read_schedule(fields: Fields, pp: int) -> dict[str, Any]:
     """Return the schedule of stages and their number on a rank: 2 where a schedule has several, as in torchtitan, until the layers of the
     model are known (`StageSettings`)."""
-    name = fields.first_set("parallelism.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule")
+    name = "parallelism.pipeline_parallel_schedule"
     word = fields.read_word(name, "1f1b")
     if pp == 1:
         return {}
@@ -189,9 +185,7 @@ def _read_stages(fields: Fields) -> StageSettings:
 
 def _pipeline_micro_batches(fields: Fields, layout: Layout, local_batch: int) -> tuple[int, int]:
     """Return the samples of a micro-batch, and the micro-batches into which a pipeline cuts a rank's batch."""
-    size = fields.first_set(
-        "parallelism.pipeline_parallel_microbatch_size", "experimental.pipeline_parallel_microbatch_size"
-    )
+    size = "parallelism.pipeline_parallel_microbatch_size"
     micro = fields.read_int(size, 1)
     if layout.pp == 1:
         return local_batch, 1
@@ -272,11 +266,7 @@ def _replica_note(fields: Fields, layout: Layout) -> tuple[str, ...]:
 
 
 def _async_tp_note(fields: Fields) -> tuple[str, ...]:
-    name = fields.first_set(
-        "compile.enable_async_tensor_parallel",
-        "parallelism.enable_async_tensor_parallel",
-        "experimental.enable_async_tensor_parallel",
-    )
+    name = fields.first_set("compile.enable_async_tensor_parallel", "parallelism.enable_async_tensor_parallel")
     if not fields.read_flag(name):
         return ()
     return (
@@ -290,8 +280,7 @@ def _as_list(value: Any) -> list[Any]:
 
 def _read_cp_type(fields: Fields, cp: int) -> str:
     """Return how attention runs over the context ranks: torchtitan gathers keys and values by default."""
-    name = fields.first_set("parallelism.context_parallel_rotate_method", "experimental.context_parallel_rotate_method")
-    method = fields.read_word(name, "allgather", ("allgather", "alltoall"))
+    method = fields.read_word("parallelism.context_parallel_rotate_method", "allgather", ("allgather", "alltoall"))
     return "ring" if cp == 1 or method == "alltoall" else "gather"
 
 
