@@ -109,8 +109,10 @@ def _fit_known_gpu(
 ) -> tuple[Cluster, list[Calibration]]:
     """Fit each kind of measurement in turn, from the constants known so far; a whole step last."""
     step = read_step(args.step) if args.step else None
+    # A step names its cluster, whose GPU is the one to calibrate.
     cluster = load_cluster(args.cluster or (step.cluster if step else "2x8-h100"))
     first, calibrations = cluster, []
+    # A file that is given counts in place of what this machine measured.
     collectives = read_nccl_tests(args.nccl_tests) if args.nccl_tests else list(machine.collectives) if machine else []
     products = read_products(args.gemm) if args.gemm else list(machine.products) if machine else []
     # In this order, each from the constants that the one before has fitted: a whole step depends on both links and products.

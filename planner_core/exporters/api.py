@@ -80,6 +80,7 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
         remarks = (*remarks, loss_remark)
     if not target.runs_whole_plan:
         remarks = (*remarks, *_unsupported_features(plan, target))
+    # Priced as read back: the file, with the options beside it that say what is left to the script.
     if target.states_ranks and fills_cluster(plan):
         return _price_ranks(plan, text, remarks, layout)
     if layout is None:
@@ -257,6 +258,7 @@ def _find_alternative(plan: Plan, form: Target) -> _Alternative | None:
     if not (form.offers_nearest and _can_be_priced(plan)):
         return None
     alternatives: list[_Alternative] = []
+    # A form that shards no pairs holds data parallelism alone.
     for megatron_plan, cost in megatron_alternatives(plan) if form.shards_pairs_only else ():
         try:
             export = write_form(megatron_plan, form)

@@ -92,6 +92,7 @@ def _is_sharded(p: ParamPlan, axis: int) -> bool:
 
 def _unit_patterns(prefixes: tuple[str, ...]) -> tuple[str, ...]:
     pattern = glob_name(prefixes)
+    # Braces list copies that share no pattern, and fnmatch, which the written code uses, knows no braces.
     return prefixes if pattern.startswith("{") else (pattern,)
 
 
@@ -141,6 +142,7 @@ def list_fsdp_remarks(plan: Plan, sharding: BatchSharding, use: str, differences
 def _layout_remark(plan: Plan, sharding: BatchSharding) -> tuple[str, ...]:
     """Return the layout to state to `price`, which reads no module of Python; empty where no layout says what the units do."""
     frees = set(sharding.units.values())
+    # A layout states one stage for all units, and ZeRO-2 of ranks without replicas.
     if len(frees) > 1 or (frees == {False} and sharding.replicate > 1):
         return ()
     # Weights that stay gathered between forward and backward, with sharded gradients and states, are ZeRO-2.

@@ -99,6 +99,7 @@ def _write_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
             f'the plan "{plan.name}" shards weights over {plan.mesh.num_devices // replicas} of {plan.mesh.num_devices} GPUs, and '
             f"DeepSpeed's ZeRO-3 over all; fsdp={plan.mesh.num_devices} would do"
         )
+    # DeepSpeed shards over all ranks together, so over every axis of the plan's mesh.
     every = set(range(len(plan.mesh.axis_sizes)))
     differing = (
         [n for n, p in params if every != set(p.gathered if stage == ZERO_3 else p.once_gathered_axes)] if stage else []
@@ -129,6 +130,7 @@ def _gathered_ahead(plan: Plan) -> dict[str, Any]:
         sum(math.prod(v.meta.shape) for v in block.values if v.kind == "parameter") for block in graph.blocks.values()
     ]
     largest = max(sizes, default=0)
+    # A model without repeated blocks has no unit to gather ahead.
     if not largest:
         return {}
     return {"stage3_prefetch_bucket_size": largest, "stage3_max_live_parameters": 2 * largest}

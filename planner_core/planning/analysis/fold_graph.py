@@ -158,6 +158,7 @@ def _scoped_groups(folded: Folded, unfolded: bool) -> Iterator[tuple[str, str, C
 
 def _group_attributes(block: Block, group: Group) -> dict[str, Any]:
     ops = block.ops_at(group.items)
+    # A group has the name of its leading operation.
     lead = next(op for op in ops if op.name == group.name)
     weights = [v for op in ops for v in dict.fromkeys(block.parameters_of(op))]
     scope = group.name.rpartition("/")[0]

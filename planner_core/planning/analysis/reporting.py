@@ -188,6 +188,7 @@ def _aim_summary(plan: Plan) -> dict[str, Any]:
     if not METHODS.get(plan.method, EXACT).by_volume:
         return {"objective": plan.objective, "bound_s": plan.bound}
     # A search by volume counts the bytes that a GPU sends as seconds of a `volume_link`.
+    # Rounded down, and at most what the plan itself sends: a bound above it would be none.
     num_bytes = None if plan.bound is None else min(sent_per_gpu(plan), math.floor(VOLUME_RATE * plan.bound))
     return {"objective": "volume", "bound_s": None, "bound_bytes": num_bytes}
 

@@ -114,6 +114,7 @@ def _planned_dims(graph: Graph, plan: Mapping[str, str], parts: int) -> tuple[di
     are not restricted."""
     dims: dict[int, int | None] = {}
     idle: set[int] = set()
+    # Patterns are of full names; all copies of a block have the same layers, so its first call stands for them.
     first = _first_calls(graph)
     for block in graph.all_blocks:
         for value in block.values:

@@ -235,6 +235,7 @@ class Layout:
     @property
     def _context_stage(self) -> int:
         """The stage over the ranks that share a sample."""
+        # Context ranks hold the same weights as data-parallel ones, and share them in the same stage.
         return 0 if self.cp == 1 else 3 if self.fsdp > 1 else self.zero
 
     def mesh(self) -> DeviceMesh:
@@ -253,6 +254,7 @@ class Layout:
     def restriction(self, graph: Graph) -> AxisRules:
         """Return the layout as a restriction of the space of plans on its mesh. A weight whose sizes cannot be sharded is not
         restricted."""
+        # Ranks of experts are some of those of fsdp, or else of dp: other weights lie on them as on the rest.
         dealt = weights_at_stage(3 if self.fsdp > 1 else self._whole_stage)
         rules: dict[str, tuple[StreamTest, WeightTest, Mapping[Kind, OperatorRows]]] = {
             "data": (is_batch_split, weights_at_stage(self._whole_stage), {}),

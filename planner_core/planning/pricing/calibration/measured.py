@@ -125,6 +125,7 @@ def read_nccl_tests(path: str | Path) -> list[Collective]:
     starts = [m.start() for m in re.finditer(r"(?m)^#\s*nThread", text)] or [0]
     collectives: list[Collective] = []
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        # The lines above, up to an empty one, are of the same program: its name is in the command that started it.
         before = text[text.rfind("\n\n", 0, start) + 1 : start] if start else ""
         collectives += _parse_test(where, before + text[start:end] if len(starts) > 1 else text)
     if not collectives:

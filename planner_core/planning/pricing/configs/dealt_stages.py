@@ -109,6 +109,7 @@ def _stages_of_rank(layout: Layout, layers: int) -> tuple[int, int]:
 
 def _settings_of(layout: Layout, stages: int, layers: int) -> Iterator[tuple[StageSettings, tuple[int, ...]]]:
     """Yield the settings that make so many stages, those that take least from the ends first, and the layers of each stage."""
+    # torchtitan refuses an end that counts as more layers than a stage has.
     most = math.ceil(layers / stages)
     ends = sorted(((a, b) for a in range(most + 1) for b in range(most + 1)), key=sum)
     for first, last in ends:

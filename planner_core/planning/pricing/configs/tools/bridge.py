@@ -86,6 +86,7 @@ def _megatron_options(fields: Fields) -> tuple[dict[str, Any], dict[str, list[st
     origins: dict[str, list[str]] = {}
     for name, value in fields.values.items():
         section, _, attribute = name.partition(".")
+        # A switch that is off asks for nothing, and the name of a class is no setting.
         if value is None or value is False or attribute.endswith(CALL):
             fields.without_effect.add(name)
         if name in fields.without_effect:
@@ -93,6 +94,7 @@ def _megatron_options(fields: Fields) -> tuple[dict[str, Any], dict[str, list[st
         known = attribute and section in SECTIONS
         option = f"--{RENAMED.get(attribute, attribute).replace('_', '-')}" if known else name
         origins.setdefault(option, []).append(name)
+        # Sections may state one option twice, and must agree where the price depends on it.
         if values.setdefault(option, value) != value and is_risky(option):
             raise InputError(
                 f"{fields.where}: {name} is {shorten_value(value)}, and {shorten_value(values[option])} elsewhere in it"

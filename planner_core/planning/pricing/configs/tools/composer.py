@@ -104,6 +104,7 @@ def read_olmo(fields: Fields, num_gpus: int) -> Setup:
 
 def read_foundry(fields: Fields, num_gpus: int) -> Setup:
     """Read a run by LLM Foundry."""
+    # Of other fields auto is left to the tool, but without the samples of a micro-batch there is no price.
     if fields.lowered(MICRO_BATCH) == "auto":
         raise InputError(f"{fields.where}: {MICRO_BATCH} auto is found while the run starts; write the samples there")
     fields.require_off(
@@ -122,6 +123,7 @@ def _read_replicas(fields: Fields, strategy: str) -> int | None:
     """Return the replicas of a `device_mesh` of [replicas, shards]; None without one. Raises InputError for a mesh that is not used."""
     mesh = fields.values.get("fsdp_config.device_mesh")
     fields.read.add("fsdp_config.device_mesh")
+    # A mesh of one dim makes shards of all ranks, as the strategy says too.
     if not isinstance(mesh, list) or len(mesh) == 1:
         return None
     if not strategy.startswith("hybrid") or len(mesh) != 2:

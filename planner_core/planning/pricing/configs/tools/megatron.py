@@ -132,6 +132,7 @@ def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
     options = fields.read_options(TABLE)
     options |= {
         "stack": "megatron",
+        # Without a global batch Megatron-LM makes a step of one micro-batch.
         "accumulate": 1,
         "recompute": _read_recompute(fields),
         "vocab_multiple": _read_vocab_multiple(fields, tp),

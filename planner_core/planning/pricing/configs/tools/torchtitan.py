@@ -106,6 +106,7 @@ def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
         "compiled": _compiles_model(fields),
         **_read_kernels(fields),
     }
+    # A compiled run compiles its loss too, unless the file names components without it.
     if options["compiled"] and "loss" not in _compiled_components(fields):
         options["loss"] = "eager"
     if fields.read_word("loss.()", "").startswith("chunkedloss"):

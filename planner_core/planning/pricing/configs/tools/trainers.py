@@ -197,6 +197,7 @@ def _read_adapters(fields: Fields, kind: str, rank: str, targets: str) -> tuple[
     nf4 = fields.lowered(kind) == "qlora" or (
         lora and any(fields.lowered(name) in values for name, values in IN_4_BITS.items())
     )
+    # Each is read, so that a field which is off does not refuse the file by its name.
     for name in (kind, *QUANTIZED):
         value = fields.lowered(name)
         fields.read.add(name)
