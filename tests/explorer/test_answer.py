@@ -19,7 +19,7 @@ from explorer.address.amounts import format_tokens
 from explorer.analysis import remedies, rows, shortlist, step_parts
 from explorer.text import commands, recipe, tables
 from planner_core.core import Cluster, Plan, Unreadable, load_cluster, parse_tokens
-from planner_core.planning import Request, Result, plan_ids
+from planner_core.planning import Request, Result, plan_ids, plan_model
 from planner_core.planning.analysis import step_work
 from planner_core.planning.methods import BASELINES
 from tests.support.plans import planned
@@ -41,7 +41,8 @@ def shown(result: Result) -> tuple[step_parts.RoundedSteps, dict[str, Plan], str
 
 
 def test_recomputation_is_a_part_of_its_own() -> None:
-    plain, again = (planned(Request("gpt2-xl", cluster="1x8-h100", layers=4, recompute=r)) for r in ("none", "full"))
+    asked = Request("gpt2-xl", cluster="1x8-h100", layers=4)
+    plain, again = (plan_model(replace(asked, recompute=r), passes={}) for r in ("none", "full"))
     for result, recomputes in ((plain, False), (again, True)):
         parts = step_parts.split_step(result.best, result.graph)
         assert (parts[step_parts.RECOMPUTATION] > 0) == recomputes

@@ -30,7 +30,7 @@ from planner_core.planning import STAGES_PLAN_NAME, Request, Result, plan_ids, p
 from planner_core.planning.analysis.legend import fits_mark
 from planner_core.planning.analysis.reporting import reserved_text
 from planner_core.planning.pricing import predict_reserved
-from tests.support.plans import planned
+from tests.support.plans import planned, searched
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_the_chosen_plan_is_among_the_few(result: Result) -> None:
 def test_a_methods_row_says_of_which_space_it_is_the_least_and_how_far_from_it() -> None:
     """Three rows of T5 said "least communication time" of 11.7, 66.1 and 10.5 GB, at most 40 % and 58 % above it without a word; and then
     "least communication time in its space, at most 41 % above the bound", whose second half takes the first back."""
-    taps = replace(planned(Request("gpt2-xl", cluster="1x8-h100", layers=4, method="atp")).searched, optimal=False)
+    taps = replace(searched(Request("gpt2-xl", cluster="1x8-h100", layers=4, method="atp")), optimal=False)
     far = replace(taps, bound=taps.cost.comm_time_s / 1.4)
     for plan, words_ in (
         (far, "not proven: at most 40 % above the"),
@@ -156,7 +156,7 @@ def test_every_row_of_a_proven_plan_says_so(result: Result) -> None:
 
 def test_only_equal_plans_share_a_row(result: Result) -> None:
     """TAP's and TAPS's plans have one name and, rounded, the same figures: they are two. A plan under another method's name is one."""
-    tap, taps = (planned(Request("llama-3-8b", method=m)).searched for m in ("tap", "taps"))
+    tap, taps = (searched(Request("llama-3-8b", method=m)) for m in ("tap", "taps"))
     assert recipe.layout_name(tap) == recipe.layout_name(taps) and tap.cost.step_time_s < taps.cost.step_time_s
     plans = {"tap": tap, "taps": taps, "again": replace(tap, method="taps")}
     assert [row.name for row in merge_equal(plans, "")] == ["tap", "taps"]

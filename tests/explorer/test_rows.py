@@ -13,14 +13,15 @@ from explorer.analysis import rows as table_rows
 from explorer.components.plans.methods_panel import FAIRNESS_NOTE, describe_fairness
 from explorer.text.tables import csv_text, json_text
 from planner_core.cost import IDLE, axis_roles
-from planner_core.planning import METHODS, Request, prepare_planner
+from planner_core.planning import METHODS, Request, plan_model, prepare_planner
 from planner_core.planning.analysis import count_spaces
 from planner_core.planning.methods import BASELINES, parse_layout
-from tests.support.plans import planned
+from tests.support.plans import planned, searched
 
 
 def test_every_method_stands_beside_the_exact_plan() -> None:
-    found = {m: planned(Request("gpt2-xl", cluster="1x8-h100", layers=4, method=m)) for m in METHODS}
+    asked = Request("gpt2-xl", cluster="1x8-h100", layers=4)
+    found = {m: plan_model(replace(asked, method=m), passes={}) for m in METHODS} | {"exact": planned(asked)}
     sizes = {m: n for result in reversed(found.values()) for m, n in count_spaces(result).items()}
     made = table_rows.compare_methods(found, sizes)
     usual = [p.method for p in found["exact"].plans if p.method in BASELINES]
@@ -99,7 +100,7 @@ def test_the_note_on_methods_names_what_every_one_of_them_lacks() -> None:
 def test_an_idle_axis_is_explained_only_where_a_plan_has_one() -> None:
     """The note stood below rows none of which had one; the report of the command line asks first."""
     asked = Request("gpt2-xl", cluster="1x8-h100", layers=2)
-    plans = {method: planned(replace(asked, method=method)).searched for method in ("exact", "tap")}
+    plans = {method: searched(replace(asked, method=method)) for method in ("exact", "tap")}
     idle = {m for m, p in plans.items() if IDLE in axis_roles(p)}
     assert idle == {"tap"}
     assert describe_fairness([plans["exact"]]) == FAIRNESS_NOTE

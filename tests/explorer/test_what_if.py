@@ -28,7 +28,7 @@ from planner_core.planning import FIRST_PASSES, GraphSource, Planner, Progress, 
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from tests.pages.test_app import open_page, words
-from tests.support.plans import planned
+from tests.support.plans import planned, searched
 
 
 @cache
@@ -125,7 +125,7 @@ def test_a_good_plan_is_there_at_once(changes: dict[str, Any]) -> None:
 def test_where_gpus_wait_for_their_hosts_the_best_plan_is_still_the_planners() -> None:
     """ViT-large fully sharded keeps 16 GPUs busy for less time, and their hosts for longer, than data parallel does."""
     asked = Request("vit-large", cluster="2x8-h100", layers=4, accumulate=None)
-    found, planned_step_s = best_plan(asked), planned(asked).searched.cost.step_time_s
+    found, planned_step_s = best_plan(asked), searched(asked).cost.step_time_s
     assert found.cost.host_wait_s and found.cost.step_time_s == planned_step_s
     early = whatif.quick_plan(asked, found)
     assert early is not None and early.fits and early.cost.step_time_s < 1.01 * found.cost.step_time_s

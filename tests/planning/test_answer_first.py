@@ -24,7 +24,7 @@ from planner_core.planning.fitting.mesh_search import choose_mesh, mesh_of_quick
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import RARE_COLLECTIONS, THOROUGH
 from planner_core.search.algebra import PointAllowance
-from tests.support.plans import planned
+from tests.support.plans import planned, searched
 
 SMALL = Request("llama-3-8b", cluster="1x8-h100", layers=2, mesh="8")
 TIGHT = Request(
@@ -89,14 +89,14 @@ def test_the_bound_of_a_plan_is_not_above_its_own_seconds(changes: dict[str, Any
 
 
 def test_the_bound_of_a_search_for_the_least_bytes_is_in_bytes() -> None:
-    plan = planned(Request("llama-3-8b", method="tap")).searched
+    plan = searched(Request("llama-3-8b", method="tap"))
     summary, sent = plan_summary(plan), sent_per_gpu(plan)
     assert summary["objective"] == "volume" and summary["bound_s"] is None
     assert 0.9 * sent < summary["bound_bytes"] <= sent
     # In Python it is in GB, and read as seconds TAP's step of 0.27 s was far below its own bound of 5.47.
     assert plan.bound and math.floor(1e9 * plan.bound) == pytest.approx(summary["bound_bytes"], abs=1)
     assert "the GB (1e9 bytes) that a GPU sends" in " ".join(str(type(plan).__doc__).split())
-    taps = plan_summary(planned(Request("llama-3-8b", method="taps")).searched)
+    taps = plan_summary(searched(Request("llama-3-8b", method="taps")))
     assert taps["objective"] == "communication" and "bound_bytes" not in taps
     assert 0.9 * taps["comm_time_s"] < taps["bound_s"] <= taps["comm_time_s"] * (1 + 1e-3)
 
