@@ -92,6 +92,7 @@ from planner_core.core.plan.plan import (
 from planner_core.core.plan_json import (
     axes_from_json,
     axes_to_json,
+    is_plan_json,
     load_plan,
     plan_from_json,
     plan_to_json,

@@ -82,9 +82,14 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     }
 
 
+def is_plan_json(data: Any) -> bool:
+    """Return whether data is a plan, by the schema that it names."""
+    return isinstance(data, dict) and data.get("schema") in (PLAN_SCHEMA, *OLDER_SCHEMAS)
+
+
 def plan_from_json(data: Any) -> Plan:
     """Read and validate a plan; raises InputError with the first thing that is wrong."""
-    if not isinstance(data, dict) or data.get("schema") not in (PLAN_SCHEMA, *OLDER_SCHEMAS):
+    if not is_plan_json(data):
         schema = str(data.get("schema"))[:MAX_MESSAGE_END] if isinstance(data, dict) else type(data).__name__
         raise InputError(
             f"not a plan: schema is {schema!r}, wanted {PLAN_SCHEMA!r}; make one with `plan MODEL -o FILE`"

@@ -6,7 +6,8 @@ export(plan, "torchrun", "train.py")      # writes the file whole or not at all,
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from planner_core.core import (
     Cluster,
     InputError,
     NoteKind,
+    Pipeline,
     Plan,
     Sentence,
     memory_amount,
@@ -25,6 +27,7 @@ from planner_core.core import (
     refuse_stages,
     write_file,
 )
+from planner_core.exporters.configs.common import check_single_stack
 from planner_core.exporters.nearest import (
     FormCost,
     data_parallel_plans,
@@ -38,7 +41,7 @@ from planner_core.exporters.nearest import (
 )
 from planner_core.exporters.remarks import NEAREST, PRICE_FILE, Remark, RemarkKind, name_file
 from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
-from planner_core.planning.methods import WHOLE_PLANS, CannotHold, TpLayout
+from planner_core.planning.methods import WHOLE_PLANS, CannotHold, TpLayout, megatron_fault
 from planner_core.planning.pricing import FORMATS
 
 UNPRICED = "what this form does could not be priced on the plan's mesh"
@@ -174,8 +177,8 @@ def _find_target_for(plan: Plan, name: str) -> Target:
 
 
 def _suggest_for_stages(plan: Plan) -> Sentence:
-    """Name the forms that hold this plan's stages, and why the others do not."""
-    holding, refusals = [], []
+    """Name the forms that hold this plan's stages, why the others do not, and how to plan for these if none of a tool does."""
+    holding, refusals, tools = [], [], []
     for name in TARGETS_WITH_STAGES:
         target = TARGETS[name]
         # The plan file and the script hold every plan; a tool's own pipeline may not, which only its writer knows.
@@ -185,8 +188,25 @@ def _suggest_for_stages(plan: Plan) -> Sentence:
             except InputError as error:
                 refusals.append(Sentence(f"; {name} does not hold it: ", error.sentence))
                 continue
+            tools.append(name)
         holding.append(name)
-    return Sentence("give ", Sentence.from_list(" or ", map(named_form, holding)), *refusals)
+    hint = Sentence() if tools else _suggest_tools(plan, TARGETS_WITH_STAGES)
+    return Sentence("give ", Sentence.from_list(" or ", map(named_form, holding)), *refusals, hint)
+
+
+def _suggest_tools(plan: Plan, names: Iterable[str]) -> Sentence:
+    """Say how to plan for those of the tools whose settings state stages of the plan's model; empty where none of them does."""
+    tools = [named("tool", name) for name in names if plan.pipeline and _may_have_stages(name, plan, plan.pipeline)]
+    return Sentence("; ", Sentence.from_list(" or ", tools), " plans what it can be told") if tools else Sentence()
+
+
+def _may_have_stages(name: str, plan: Plan, cut: Pipeline) -> bool:
+    if name == "megatron":
+        return not megatron_fault(plan)
+    with suppress(InputError):
+        check_single_stack(plan, cut)
+        return name == "torchtitan"
+    return False
 
 
 def export_text(plan: Plan, target: str) -> ExportedPlan:
@@ -199,6 +219,8 @@ def export_text(plan: Plan, target: str) -> ExportedPlan:
         return write_form(plan, form)
     except InputError as error:
         alternative = _describe_alternative(plan, form)
+        if alternative is None and (hint := _suggest_tools(plan, [target])):
+            raise InputError(error.sentence, hint) from None
         if alternative is None:
             raise
         why = error.why if isinstance(error, CannotHold) else error.sentence

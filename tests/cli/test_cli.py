@@ -104,6 +104,10 @@ NONSENSE: dict[str, tuple[bytes, str]] = {
     ),
     "kind.json": (json.dumps({"model_type": "x" * 10**5}).encode(), "xxx... is not known"),
     "words.json": (json.dumps({**SMALL, "vocab_size": 0}).encode(), "vocab_size is 0; it must be at least 1"),
+    "plan.json": (
+        json.dumps({"schema": "shardscope.plan/3", "mesh": {}}).encode(),
+        "this file is a plan, and not a model's config",
+    ),
     "act.json": (json.dumps({**SMALL, "hidden_act": "nope"}).encode(), 'hidden_act is "nope", which transformers'),
 }
 

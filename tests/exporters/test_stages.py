@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from planner_core.cli.options import name_flags
 from planner_core.core import InputError, Plan, load_cluster
 from planner_core.cost import even_copies
 from planner_core.exporters.api import export_text
@@ -70,6 +71,26 @@ def test_no_tool_is_given_stages_that_need_more_memory_there(text: str) -> None:
         export_text(of_layout(text), "megatron")
     with pytest.raises(InputError, match=r"ZeRO-[23], and with stages torchtitan gathers weights once a step"):
         export_text(of_layout(text), "torchtitan")
+
+
+def test_what_no_tool_holds_names_the_search_for_a_tool() -> None:
+    """Llama-3-70B on slow links is best with stages of context ranks and ZeRO-2, which no tool holds; --for megatron was not named."""
+    plan = of_layout("dp=4,tp=2,pp=2,zero=2")
+    for target, tools in (
+        ("megatron", "megatron"),
+        ("torchtitan", "torchtitan"),
+        ("deepspeed", "megatron or torchtitan"),
+    ):
+        with pytest.raises(InputError) as refused:
+            export_text(plan, target)
+        searches = " or ".join(f"--for {tool}" for tool in tools.split(" or "))
+        assert name_flags(refused.value.sentence).endswith(f"; {searches} plans what it can be told")
+    encoder = replace(
+        plan, model={**plan.model, "config": {**plan.model["config"], "num_hidden_layers": 7, "model_type": "t5"}}
+    )
+    with pytest.raises(InputError) as refused:
+        export_text(encoder, "torchtitan")
+    assert "--for" not in name_flags(refused.value.sentence), "it has no stages of such a model"
 
 
 def test_deepspeed_says_why_its_file_holds_no_stages() -> None:

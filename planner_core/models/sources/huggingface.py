@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core import CaptureError, InputError, require_packages, shorten_value
+from planner_core.core import CaptureError, InputError, is_plan_json, require_packages, shorten_value
 from planner_core.models.adapters import LOOPS, register
 from planner_core.models.adapters.experts import NAME as EXPERTS
 from planner_core.models.hooks.model_parts import list_modules
@@ -150,6 +150,10 @@ def read_config(data: Mapping[str, Any]) -> Any:
         raise InputError(
             f"this plan was made from {shorten_value(data['module'])} in memory, which cannot be built again from the plan; run it with "
             "apply(module, plan), or plan it as path/to/file.py:function"
+        )
+    if is_plan_json(data):
+        raise InputError(
+            "this file is a plan, and not a model's config; verify and export take a plan, plan takes its model"
         )
     if not kind:
         raise InputError('the config has no "model_type"; a Hugging Face config.json names one, for example "llama"')
