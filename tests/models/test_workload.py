@@ -104,7 +104,7 @@ def test_what_a_config_says_and_a_plan_does_not_follow() -> None:
     }
     first, second = capture_graph(odd, batch=2, seq=8).assumptions
     assert first.startswith("auto_map is not followed") and "LlamaForCausalLM" in first
-    assert second == "quantization_config ('gptq') is left out: every weight is planned, and trained, in bfloat16"
+    assert second == 'quantization_config ("gptq") is left out: every weight is planned, and trained, in bfloat16'
 
 
 T5 = {
