@@ -151,28 +151,6 @@ def _is_converting() -> bool:
     return any(f.name == "_apply" and f.filename.endswith("/torch/nn/modules/module.py") for f in frames)
 
 
-_PICKING = frozenset({"masked_select", "nonzero", "argwhere", "unique"})
-_CHANCE_HELP = "draw no number there (set the rate at which layers are left out to 0), or multiply by a mask"
-
-
-def check_chance(
-    scope: str, func: Callable[..., Any], fn: str | None, args: Sequence[Any], drawn: Sequence[torch.Tensor]
-) -> None:
-    """Refuse control flow, and sizes, that depend on random numbers. `drawn`: the operands that depend on them."""
-    if fn is None and drawn and reads_values(func):
-        raise refusal(scope, "decides by random numbers", f"each step would be another graph; {_CHANCE_HELP}")
-    masks = [t for t in drawn if t.dtype == torch.bool and (fn in _PICKING or (fn == "getitem" and t is not args[0]))]
-    if masks:
-        raise refusal(scope, "picks a random number of elements", f"each step would be another graph; {_CHANCE_HELP}")
-
-
-def has_one_answer(fn: str, args: Sequence[Any]) -> bool:
-    """Return whether a comparison with numbers of `torch.rand` has one answer: they lie in [0, 1)."""
-    # A limit that is a tensor counts as one inside the range, so that both answers may come.
-    limit = args[1] if len(args) == 2 and isinstance(args[1], (int, float)) else 0.5
-    return (fn in ("lt", "ge") and not 0 < limit < 1) or (fn in ("le", "gt") and not 0 <= limit < 1)
-
-
 class TooManyPositions(CaptureError):
     """A lookup beyond the end of a table. `excess` is the number of missing rows."""
 
