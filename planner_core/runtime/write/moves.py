@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from planner_core.core import Edge, Placements, Shard, Step
@@ -92,21 +93,17 @@ class MoveTable:
         key = (_steps_key(forward), _steps_key(backward), tuple(fused.items()))
         if key not in self.defined:
             base = f"{_describe_steps(forward)}_back_{_describe_steps(backward)}"
-            name, count = base, 1
-            while name in self.defined.values():
-                count += 1
-                name = f"{base}_{count}"
-            self.defined[key] = name
+            self.defined[key] = _free_name(base, self.defined.values())
         return self.defined[key]
 
     def product(self, forward: Sequence[Step], backward: Sequence[Step], chunks: int) -> str:
         """Return the name of a product in chunks whose result is moved. The first call defines it."""
         forward_steps, backward_steps = self.real(forward), self.real(backward)
-        name = f"product_{_describe_steps(forward_steps)}_in_{chunks}_back_{_describe_steps(backward_steps)}"
-        count = sum(one.startswith(name) for one in self.products.values())
-        return self.products.setdefault(
-            (_steps_key(forward_steps), _steps_key(backward_steps), chunks), f"{name}_{count + 1}" if count else name
-        )
+        key = (_steps_key(forward_steps), _steps_key(backward_steps), chunks)
+        if key not in self.products:
+            base = f"product_{_describe_steps(forward_steps)}_in_{chunks}_back_{_describe_steps(backward_steps)}"
+            self.products[key] = _free_name(base, self.products.values())
+        return self.products[key]
 
     def definitions(self) -> list[ast.stmt]:
         """Write one statement for each move, and for each kind of product in chunks."""
@@ -134,6 +131,12 @@ def _steps_key(steps: Sequence[Step]) -> StepsKey:
     kinds = (step_kind(s) for s in steps)
     dims = (tuple(p.dim for p in (s.src, s.dst) if isinstance(p, Shard)) for s in steps)
     return tuple((CONSTRUCTORS.get(k, k), s.axis, d) for s, k, d in zip(steps, kinds, dims, strict=True))
+
+
+def _free_name(base: str, taken: Collection[str]) -> str:
+    """Return the name, with a number from 2 on if it is taken: moves along other axes or dims are described alike."""
+    numbered = (f"{base}_{count}" for count in itertools.count(2))
+    return next(name for name in itertools.chain((base,), numbered) if name not in taken)
 
 
 def _describe_steps(steps: Sequence[Step]) -> str:
