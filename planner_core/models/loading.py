@@ -38,13 +38,6 @@ GPUS_PER_DEFAULT_BATCH = 16
 SNAPSHOT_DTYPES = ("bfloat16", "float16")
 """The dtypes that the zoo's snapshots serve. They were captured in the first one."""
 
-NF4 = "nf4"
-NF4_NOTE = (
-    "every linear layer but the head keeps its frozen weight in 4 bits (NF4, double quantization: 0.516 bytes a number): this is a price; "
-    "peft with bitsandbytes runs it as data parallel or FSDP, with all blocks recomputed or none, and no exported script does"
-)
-"""The assumption that a plan with 4-bit weights (QLoRA) states."""
-
 
 def capture_graph(
     source: str | Mapping[str, Any],
@@ -148,8 +141,7 @@ def _capture_config(
         model = resolve(source, batch=batch, seq=seq, dtype=dtype, layers=layers)
         tokens, limit = model.workload["seq"], model.positions
         beyond = limit.beyond(tokens)
-        four_bits = (model.config.get("lora") or {}).get("weights") == NF4
-        notes = (*model.notes, *([stretched_note(limit, tokens)] if beyond else []), *([NF4_NOTE] if four_bits else []))
+        notes = (*model.notes, *([stretched_note(limit, tokens)] if beyond else []))
         try:
             return _capture_source(model, {"batch": batch, "seq": tokens}, flat=flat, notes=notes, library=True)
         except TooManyPositions as error:
@@ -314,7 +306,7 @@ def with_adapters(graph: Graph, rank: int | None, nf4: bool) -> Graph:
             named("lora"),
             " out",
         )
-    return with_config(graph, lora={"rank": rank, **({"weights": NF4} if nf4 else {})})
+    return with_config(graph, lora={"rank": rank, **({"weights": "nf4"} if nf4 else {})})
 
 
 def brings_inputs(model: Any) -> bool:

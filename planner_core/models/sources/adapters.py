@@ -26,6 +26,11 @@ LORA = "lora"
 """The field of a config that asks for adapters."""
 NF4 = "nf4"
 """The form of frozen weights in 4 bits."""
+NF4_NOTE = (
+    "every linear layer but the head keeps its frozen weight in 4 bits (NF4, double quantization: 0.516 bytes a number): this is a price; "
+    "peft with bitsandbytes runs it as data parallel or FSDP, with all blocks recomputed or none, and no exported script does"
+)
+"""The assumption of a plan with such weights."""
 MAX_RANK = 4096
 DEFAULT_SCALE = 2
 """The scale of an adapter's result without `alpha` (then alpha / rank). It changes no cost."""
@@ -82,3 +87,8 @@ def _read_request(asked: Any) -> tuple[int, tuple[str, ...], float]:
         raise InputError(f"lora: weights is {shorten_value(asked['weights'])}, but must be {NF4}, or left out")
     alpha = asked.get("alpha", DEFAULT_SCALE * asked["rank"])
     return asked["rank"], tuple(targets), float(alpha) / asked["rank"]
+
+
+def adapter_notes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Write a note about frozen weights in 4 bits, if a config asks for them."""
+    return (NF4_NOTE,) if (config.get(LORA) or {}).get("weights") == NF4 else ()

@@ -119,11 +119,16 @@ def _config_source(
 ) -> ModelSource:
     from planner_core.models.sources import huggingface as hf
     from planner_core.models.sources import inputs as training_inputs
+    from planner_core.models.sources.adapters import adapter_notes
 
     module, parsed, used = hf.build_from_config(data, dtype, layers)
     limit = read_positions(parsed)
     tokens = training_inputs.count_tokens(module, parsed, seq or limit.default_seq, dtype)
-    notes = (*ignored_field_notes(data, type(module).__name__, dtype), *hf.missing_kernel_notes(module))
+    notes = (
+        *ignored_field_notes(data, type(module).__name__, dtype),
+        *hf.missing_kernel_notes(module),
+        *adapter_notes(used),
+    )
     if seq is not None and tokens != seq:
         if tokens > 1 and limit.field and tokens < seq:
             raise InputError(too_long_message(name, replace(limit, number=tokens), seq))
