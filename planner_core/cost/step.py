@@ -111,8 +111,15 @@ def price(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coars
     return cost_of_units(price_units(blocks, graph, model, coarse), blocks, graph, model)
 
 
-def cost_of_units(units: Sequence[PricedUnit], blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Cost:
-    """Return the cost of one training step, where the units of a plan are priced already."""
+def cost_of_units(
+    units: Sequence[PricedUnit],
+    blocks: Mapping[str, BlockPlan],
+    graph: Graph,
+    model: CostModel,
+    memory_bytes: Mapping[str, int] | None = None,
+) -> Cost:
+    """Return the cost of one training step, where the units of a plan are priced already. `memory_bytes`: what `peak_memory` returned of
+    the plan, if that is known."""
     traffic = sum_traffic(plan_messages(blocks, graph, model), model)
     step = step_seconds(units, model)
     compute = model.workload.accumulate * sum(u.copies * (u.forward_s + u.backward_s) for u in units)
@@ -125,7 +132,7 @@ def cost_of_units(units: Sequence[PricedUnit], blocks: Mapping[str, BlockPlan], 
         optimizer_time_s=optimizer,
         outside_time_s=outside,
         traffic=traffic,
-        memory_bytes=peak_memory(blocks, graph, model),
+        memory_bytes=dict(memory_bytes or peak_memory(blocks, graph, model)),
     )
 
 

@@ -21,6 +21,7 @@ from planner_core.search.budget.memory_fit import (
     no_plan_fits,
     rough_plan_fits,
     simulated_peak,
+    walk_memory,
 )
 from planner_core.search.budget.pareto_front import find_corners_below, find_pareto_front, least_seconds_within
 from planner_core.search.extract_plan import make_block_plans

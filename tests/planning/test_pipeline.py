@@ -12,7 +12,8 @@ import pytest
 import planner_core as shardscope
 from planner_core.core import DeviceMesh, NoteKind, PipelineAxis, Plan, placements_by_pattern
 from planner_core.core.errors import NoPlanFits
-from planner_core.cost import cost_model_of, price_with_host
+from planner_core.cost import cost_model_of, price, price_with_host, step
+from planner_core.cost.memory import peak_memory
 from planner_core.models.zoo import ZOO
 from planner_core.planning import Result, choose_mesh
 from planner_core.planning import request as request_module
@@ -24,6 +25,7 @@ from planner_core.planning.pipeline import PASSES, plan_model
 from planner_core.planning.planner import STATED, Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import Clock, Request
 from planner_core.search import search_within_budget
+from planner_core.search.budget import memory_fit
 from planner_core.search.network import Problem
 from tests.support.plans import planned, search_alone, searched, with_ample_memory
 
@@ -217,6 +219,26 @@ def test_a_network_is_built_once_for_what_decides_it() -> None:
     assert len({id(p) for p in problems}) == len(problems)
     assert len(planner.networks.tables) == len(problems) - 1, "equal copies are a restriction of the same network"
     assert len(planner.networks.runs) == 5, "ZeRO changes no block"
+
+
+def test_the_memory_of_a_plan_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search walked it to see whether the plan fits, and its price walked it again."""
+    planner = prepare_planner(Request("gpt2-xl", cluster="1x8-h100", layers=2, memory_gb=6))
+    (mesh,) = (m for m in candidate_meshes(planner.request, planner.cluster) if len(m.axis_sizes) == 1)
+    walked: list[int] = []
+
+    def counted(*args: Any) -> dict[str, int]:
+        walked.append(1)
+        return peak_memory(*args)
+
+    monkeypatch.setattr(memory_fit, "peak_memory", counted)
+    monkeypatch.setattr(step, "peak_memory", counted)
+    problem = planner.problem(mesh)
+    answer = planner.solve(problem, "time")
+    before = len(walked)
+    plan = planner.plan(problem, answer, "best", "exact", "time")
+    assert before and len(walked) == before
+    assert plan.cost.memory_bytes == price(plan.blocks, planner.graph, cost_model_of(plan)).memory_bytes
 
 
 def test_three_axes_hold_what_teams_run_on_them() -> None:

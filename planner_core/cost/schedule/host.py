@@ -55,11 +55,17 @@ class HostSeconds:
 
 
 def price_with_host(
-    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
+    blocks: Mapping[str, BlockPlan],
+    graph: Graph,
+    model: CostModel,
+    coarse: CoarseGraph | None = None,
+    memory_bytes: Mapping[str, int] | None = None,
 ) -> Cost:
-    """Price a plan of one stage as it runs: `price`, with the seconds in which the GPU waits for the host in its step and its compute."""
+    """Price a plan of one stage as it runs: `price`, with the seconds in which the GPU waits for the host in its step and its compute.
+    `memory_bytes` are those of `cost_of_units`."""
     units = price_units(blocks, graph, model, coarse)
-    cost, waits = cost_of_units(units, blocks, graph, model), host_wait_seconds(units, blocks, graph, model)
+    cost = cost_of_units(units, blocks, graph, model, memory_bytes)
+    waits = host_wait_seconds(units, blocks, graph, model)
     return replace(
         cost, step_time_s=cost.step_time_s + waits, compute_time_s=cost.compute_time_s + waits, host_wait_s=waits
     )

@@ -62,6 +62,7 @@ from planner_core.search import (
     make_block_plans,
     objective_value,
     search_within_budget,
+    walk_memory,
     with_relaxed_bound,
 )
 from planner_core.search.algebra import PointAllowance
@@ -282,7 +283,9 @@ class Planner:
         cost = (
             price_pipeline(blocks, self.graph, pipeline, model, ops_at_the_ends(self.coarse))
             if pipeline
-            else price_with_host(blocks, self.graph, model, self.coarse)
+            else price_with_host(
+                blocks, self.graph, model, self.coarse, walk_memory(problem, self.graph, answer.assignment)
+            )
         )
         how, fits, bound = METHODS.get(method, EXACT), cost.memory_bytes["peak"] <= self.budget, answer.bound
         if fits and pipeline is None:

@@ -61,11 +61,15 @@ def simulated_peak(problem: Problem, graph: Graph, assignment: Assignment, budge
     # The peak is at least about 0.74 of the sum: above 1.5 of the budget that is 1.11 of it, which does not fit.
     if sum_bytes > MAX_SIMULATED_FACTOR * budget:
         return sum_bytes
-    if assignment.peak is None:
-        assignment.peak = peak_memory(make_block_plans(problem, assignment), graph, problem.model, problem.cache.walks)[
-            "peak"
-        ]
-    return assignment.peak
+    return walk_memory(problem, graph, assignment)["peak"]
+
+
+def walk_memory(problem: Problem, graph: Graph, assignment: Assignment) -> dict[str, int]:
+    """Return the bytes per GPU at the simulated peak of an assignment, by kind. It is simulated once."""
+    if assignment.peak_bytes is None:
+        blocks = make_block_plans(problem, assignment)
+        assignment.peak_bytes = peak_memory(blocks, graph, problem.model, problem.cache.walks)
+    return assignment.peak_bytes
 
 
 def no_plan_fits(problem: Problem, budget: float) -> bool:

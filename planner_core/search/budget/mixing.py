@@ -144,7 +144,7 @@ def use_free_memory(
                 changed = totals + new.totals - old.totals
                 if copies[i] is old and max(changed[ends]) <= budget:
                     copies[i], totals = new, changed
-    return with_objective(replace(a, copies=copies, totals=totals, peak=None), objective)
+    return with_objective(replace(a, copies=copies, totals=totals, peak_bytes=None), objective)
 
 
 def _known_entries(

@@ -34,7 +34,7 @@ class Assignment:
 
     `totals` [component] is the sum over all units, `top_totals` [component] that of the top block. `seconds` is the objective's
     value: the sum of `Objective.seconds` over units. `step_time_s` is the step's time. The priced cost of every assignment is
-    at least `bound`. `peak`: the simulated peak of memory, bytes per GPU, if it was asked for (`budget.memory_fit`).
+    at least `bound`. `peak_bytes`: bytes per GPU at the simulated peak of memory, by kind, if they were asked for (`budget.memory_fit`).
     """
 
     top: dict[str, int]
@@ -44,7 +44,7 @@ class Assignment:
     step_time_s: float
     seconds: float
     bound: float = 0.0
-    peak: float | None = None
+    peak_bytes: dict[str, int] | None = None
 
 
 @dataclass
