@@ -83,27 +83,26 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
         remarks = (*remarks, loss_remark)
     if not target.runs_whole_plan:
         remarks = (*remarks, *_unsupported_features(plan, target))
-    # Priced as read back: the file, with the options beside it that say what is left to the script.
-    if target.states_ranks and fills_cluster(plan):
-        return _price_ranks(plan, text, remarks, layout)
-    if layout is None:
+    if layout is None and not (target.states_ranks and fills_cluster(plan)):
         return ExportedPlan(text, remarks, companion=companion)
-    if layout.recompute is None:
+    if layout is not None and layout.recompute is None:
         remark = "it has no price in this form: the planner does not price which layers are recomputed here"
         return ExportedPlan(text, (*remarks, remark))
-    unstated = unstated_dtype(plan, text) if target.states_run and fills_cluster(plan) else {}
     try:
-        priced = _price_form(plan, target, text, layout, unstated)
+        priced, unstated = _price_form(plan, target, text, layout)
     except InputError as error:
         # The file is what was asked for, so it is written; only its price is lacking.
         return ExportedPlan(text, (*remarks, Sentence("it has no price in this form: ", error.sentence)))
     if priced is None:
         return ExportedPlan(text, (*remarks, UNPRICED))
+    run, cost = priced
+    if target.states_run or target.states_ranks:
+        remarks = (*remarks, *list_run_differences(plan, run))
     if target.states_run:
         stack = f"its price is that of the written file: a run on {target.title}'s own kernels and buffers"
-        host = (note.sentence for note in priced[0].notes if note.kind is NoteKind.UNKNOWN_HOST)
-        remarks = (*remarks, *list_run_differences(plan, priced[0]), stack, *host)
-    return ExportedPlan(text, (*remarks, *_read_back(unstated)), priced[1])
+        host = (note.sentence for note in run.notes if note.kind is NoteKind.UNKNOWN_HOST)
+        remarks = (*remarks, stack, *host)
+    return ExportedPlan(text, (*remarks, *_read_back(unstated)), cost)
 
 
 def _shortage(plan: Plan) -> Sentence:
@@ -115,22 +114,6 @@ def _shortage(plan: Plan) -> Sentence:
     )
 
 
-def _price_ranks(plan: Plan, text: str, remarks: tuple[str, ...], layout: TpLayout | None) -> ExportedPlan:
-    """Return a written file with its price, and with the options that `price --config` needs to read it back."""
-    try:
-        # Ranks that share the tokens of a sample in the plan have samples of their own here, and there may be too few.
-        if (samples := plan.graph_batch) % (ranks := layout.data if layout else plan.num_gpus):
-            raise InputError(f"{samples} samples of a micro-batch cannot be dealt to its {ranks} data-parallel ranks")
-        unstated = unstated_options(plan, text, layout.shards if layout else 1)
-        priced = price_file(plan, text, unstated)
-    except InputError as error:
-        return ExportedPlan(text, (*remarks, Sentence("it has no price in this form: ", error.sentence)))
-    if priced is None:
-        return ExportedPlan(text, (*remarks, UNPRICED))
-    differences = list_run_differences(plan, priced[0])
-    return ExportedPlan(text, (*remarks, *differences, *_read_back(unstated)), priced[1])
-
-
 def _read_back(unstated: Mapping[str, Any]) -> tuple[Remark, ...]:
     """Return a remark on the options that a written file does not state; none where it states all."""
     stated = Sentence.from_list(" ", (named(name, value) for name, value in unstated.items()))
@@ -139,12 +122,24 @@ def _read_back(unstated: Mapping[str, Any]) -> tuple[Remark, ...]:
 
 
 def _price_form(
-    plan: Plan, target: Target, text: str, layout: TpLayout, unstated: Mapping[str, Any]
-) -> tuple[Plan, FormCost] | None:
+    plan: Plan, target: Target, text: str, layout: TpLayout | None
+) -> tuple[tuple[Plan, FormCost] | None, Mapping[str, Any]]:
+    """Return the run of a written form with its cost, None where it has none on the plan's mesh, and the options that `price --config`
+    needs beside the file. Raises InputError."""
     # A plan that was scaled down for a few processes fills no cluster, so its links have no bandwidth to price.
     if not fills_cluster(plan):
-        return None
-    return price_file(plan, text, unstated) if target.states_run else nearest_plan(plan, layout)
+        return None, {}
+    if target.states_ranks:
+        # Ranks that share the tokens of a sample in the plan have samples of their own here, and there may be too few.
+        if (samples := plan.graph_batch) % (ranks := layout.data if layout else plan.num_gpus):
+            raise InputError(f"{samples} samples of a micro-batch cannot be dealt to its {ranks} data-parallel ranks")
+        unstated = unstated_options(plan, text, layout.shards if layout else 1)
+        return price_file(plan, text, unstated), unstated
+    assert layout is not None
+    if not target.states_run:
+        return nearest_plan(plan, layout), {}
+    unstated = unstated_dtype(plan, text)
+    return price_file(plan, text, unstated), unstated
 
 
 def _unsupported_features(plan: Plan, target: Target) -> Iterator[str]:
