@@ -362,7 +362,7 @@ def test_a_launch_names_the_data_that_the_script_reads() -> None:
     image = tiny_config("vit")
     (plan, *_) = shardscope.plan(image, cluster="1x8-h100", mesh="8", batch=8, dtype="float32").plans
     script = export_text(plan, "torchrun")
-    (launch,) = (r for r in map(Remark.of, script.remarks) if r.kind is RemarkKind.LAUNCH)
+    launch, _tiny = (r for r in map(Remark.of, script.remarks) if r.kind is RemarkKind.LAUNCH)
     assert " --data DATASET --save FOLDER" in launch and "TOKENS" not in script.text
     options = {
         "LlamaForCausalLM": " --data TOKENS",
