@@ -159,7 +159,7 @@ def parse_query(params: Mapping[str, str]) -> tuple[dict[str, Value], list[str]]
     """Return every setting (its default where absent), and a sentence for each text that cannot be read."""
     values = {key: s.default for key, s in SETTINGS.items()}
     problems = []
-    for key, text in _with_changes_apart(params).items():
+    for key, text in _split_cluster(params).items():
         if key not in SETTINGS:
             continue
         try:
@@ -171,9 +171,9 @@ def parse_query(params: Mapping[str, str]) -> tuple[dict[str, Value], list[str]]
     return values, problems
 
 
-def _with_changes_apart(params: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the texts with a known cluster's size and changes, which all other doors accept, as values of their own: 4x8-h100:inter=10
-    as nodes=4 and inter=10 of 2x8-h100."""
+def _split_cluster(params: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the texts with a known cluster's size and changes split off its name, as the command line accepts them in it:
+    4x8-h100:inter=10 as nodes=4 and inter=10 of 2x8-h100."""
     name, *rest = params.get("cluster", "").split(":", 1)
     changes = dict(text.partition("=")[::2] for text in ",".join(rest).split(",") if text)
     try:

@@ -56,12 +56,12 @@ def row(*boxes: Drawing, gap: float = 14, align: float = 0.5) -> Drawing:
     return Drawing(max(0.0, x - gap), height, "".join(parts))
 
 
-def column(*boxes: Drawing, gap: float = 14, align: float = 0.0) -> Drawing:
-    """Put boxes below each other; `align` 0 left, 0.5 middle."""
+def column(*boxes: Drawing, gap: float = 14) -> Drawing:
+    """Put boxes below each other, flush left."""
     width = max((b.width for b in boxes), default=0)
     y, parts = 0.0, []
     for b in boxes:
-        parts.append(at((width - b.width) * align, y, b))
+        parts.append(at(0, y, b))
         y += b.height + gap
     return Drawing(width, max(0.0, y - gap), "".join(parts))
 

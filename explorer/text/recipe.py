@@ -212,46 +212,57 @@ def describe_layout(plan: Plan) -> str:
     return f"{line} with {', '.join(exceptions)}" if exceptions else line
 
 
-def _axes_by_role(plan: Plan) -> tuple[Sequence[str], list[int], list[int], list[int], dict[str, int]]:
-    """Return the role of the weights on each axis; the axes of context, of experts and without work of their own; and the ranks by role."""
-    roles = weight_roles(plan)
-    context, expert, idle = (
-        [a for a, role in enumerate(axis_roles(plan)) if role == kind] for kind in (CONTEXT, EXPERT, IDLE)
-    )
-    sizes = {
-        kind: math.prod(
-            n for a, n in enumerate(plan.mesh.axis_sizes) if roles[a] == kind and a not in (*idle, *context)
+@dataclass(frozen=True, slots=True)
+class _AxisRoles:
+    """What the mesh axes are for: the role of the weights on each, the axes of context, of experts and without work of their own, and how
+    many ranks share each role."""
+
+    weights: Sequence[str]
+    context: list[int]
+    expert: list[int]
+    idle: list[int]
+    ranks: dict[str, int]
+
+    @staticmethod
+    def of(plan: Plan) -> _AxisRoles:
+        weights = weight_roles(plan)
+        context, expert, idle = (
+            [a for a, role in enumerate(axis_roles(plan)) if role == kind] for kind in (CONTEXT, EXPERT, IDLE)
         )
-        for kind in (DATA, SHARD, TENSOR)
-    }
-    return roles, context, expert, idle, sizes
+        ranks = {
+            kind: math.prod(
+                n for a, n in enumerate(plan.mesh.axis_sizes) if weights[a] == kind and a not in (*idle, *context)
+            )
+            for kind in (DATA, SHARD, TENSOR)
+        }
+        return _AxisRoles(weights, context, expert, idle, ranks)
 
 
 def _axis_uses(plan: Plan) -> list[AxisUse]:
     """Describe the mesh axes of each kind together; first those that share the samples, then those that share each sample."""
-    roles, context, expert, idle, sizes = _axes_by_role(plan)
+    axes = _AxisRoles.of(plan)
     stages = plan.pipeline.ranks if plan.pipeline else 0
     uses = [AxisUse(f"pipeline parallel {stages}", f"PP {stages}")] if stages else []
-    if (ranks := sizes[DATA]) > 1:
+    if (ranks := axes.ranks[DATA]) > 1:
         stage = zero_stage(plan)
         use_words, name = (f"ZeRO-{stage}", f"ZeRO-{stage}") if stage in (1, 2) else ("data parallel", "DP")
         uses.append(AxisUse(f"{use_words} over {ranks}", f"{name} {ranks}"))
-    if (ranks := sizes[SHARD]) > 1:
+    if (ranks := axes.ranks[SHARD]) > 1:
         uses.append(AxisUse(f"FSDP over {ranks}", f"FSDP {ranks}"))
-    if (ranks := sizes[TENSOR]) > 1:
-        split = any(sequence_split(plan, axis) for axis, role in enumerate(roles) if role == TENSOR)
+    if (ranks := axes.ranks[TENSOR]) > 1:
+        split = any(sequence_split(plan, axis) for axis, role in enumerate(axes.weights) if role == TENSOR)
         use_words = f"tensor parallel {ranks}{' with sequence parallelism' * split}"
         uses.append(AxisUse(use_words, f"TP {ranks}{' SP' * split}"))
-    if context:
-        ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in context)
-        gathered = all(roles[axis] == SHARD for axis in context)
+    if axes.context:
+        ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in axes.context)
+        gathered = all(axes.weights[axis] == SHARD for axis in axes.context)
         use_words = f"context parallel {ranks}{' (weights sharded over the same GPUs)' * gathered}"
         uses.append(AxisUse(use_words, f"CP {ranks}"))
-    if expert:
-        ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in expert)
+    if axes.expert:
+        ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in axes.expert)
         uses.append(AxisUse(f"expert parallel over {ranks} of the same GPUs", f"EP {ranks}"))
     # said even though no tool has a word for it: otherwise 2 × TP 8 of 16 GPUs would read as a plan of 8
-    repeated = math.prod(plan.mesh.axis_sizes[axis] for axis in idle)
+    repeated = math.prod(plan.mesh.axis_sizes[axis] for axis in axes.idle)
     if repeated > 1:
         uses.append(AxisUse(f"idle over {repeated} (all do the same work)", f"idle {repeated}"))
     return uses or [AxisUse("one GPU", "one GPU")]
@@ -259,13 +270,15 @@ def _axis_uses(plan: Plan) -> list[AxisUse]:
 
 def _exceptions_of_axes(plan: Plan) -> list[str]:
     """Name the weights that are placed otherwise than most on an axis."""
-    roles, context, expert, idle, sizes = _axes_by_role(plan)
+    axes = _AxisRoles.of(plan)
     exceptions = {
-        axis: _describe_exceptions(plan, axis, role, sizes[role], left_out=("experts",) if axis in expert else ())
-        for axis, role in enumerate(roles)
-        if axis not in idle
+        axis: _describe_exceptions(
+            plan, axis, role, axes.ranks[role], left_out=("experts",) if axis in axes.expert else ()
+        )
+        for axis, role in enumerate(axes.weights)
+        if axis not in axes.idle
     }
-    kinds = {axis: CONTEXT if axis in context else roles[axis] for axis in exceptions}
+    kinds = {axis: CONTEXT if axis in axes.context else axes.weights[axis] for axis in exceptions}
     return _merge_exceptions(kinds, exceptions)
 
 

@@ -44,7 +44,7 @@ def redistribution_memory(
         old = math.prod(before) * item_bytes
         new = math.prod(largest_local_shape(shape, tuple(here), sizes)) * item_bytes
         result, used = _step_memory(step, before, old, new, segments)
-        # `held` is what the step before made. The tensor that came in is its maker's, and is not counted here.
+        # `current` is what the step before made. The tensor that came in is its maker's, and is not counted here.
         peak = max(peak, current + used)
         current = result if result else current
     return RedistributionMemory(current, peak)

@@ -64,8 +64,8 @@ class PrunedUnit:
         return sum(len(self.alive[v]) for v in self.sequence)
 
     def full_states(self, states: Mapping[str, int]) -> dict[str, int]:
-        """Return the states of all variables, in the numbering of the whole network. `num_states` are those of an assignment of the
-        part."""
+        """Return the states of all variables, in the numbering of the whole network. `states` are those of an assignment of the part,
+        in its own numbering: it leaves out variables with one state."""
         return {v: int(a[states.get(v, 0)]) for v, a in self.alive.items()}
 
     @property

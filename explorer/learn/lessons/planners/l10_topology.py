@@ -20,7 +20,7 @@ from planner_core.planning import MOST_DOUBT
 
 @dataclass(frozen=True, slots=True)
 class GpuLayout:
-    """One way to use the GPUs: `tensor` of them share each layer, `data` groups share the batch. `peak_bytes` are the bytes of a GPU's
+    """One way to use the GPUs: `tensor` of them share each layer, `data` groups share the batch. `peak` are the bytes of a GPU's
     fullest moment, None where the model's heads do not divide by `tensor`."""
 
     data: int
