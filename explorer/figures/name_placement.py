@@ -17,6 +17,7 @@ NAME_OFFSET = 15.0
 OWN_REACH = 26.0
 """A name without a leader is this far from every other point."""
 REACHES = (NAME_OFFSET, 30.0, 50.0, 75.0)
+# 18 pixels a step: a name of 16, and two between it and the next.
 STEPS = tuple(sign * 18.0 * k for k in range(8) for sign in (-1, 1))[1:]
 
 ROUNDS = 2
@@ -73,6 +74,7 @@ def place_names(plots: Sequence[Plot], names: Sequence[str]) -> list[Place]:
         alone = [o for o in beside if all(d.is_alone(i, o, length) for d in drawings)]
         options = sorted((*alone, *steps), key=lambda o: o.distance)
         inside = [o for o in options if all(d.is_inside(i, o, length) for d in drawings)]
+        # In the second round a name stays where it is unless another place costs less.
         least = sum(d.cost(i, places[i], length) for d in drawings) if i in drawings[0].names else math.inf
         for option in inside or options:
             if len(drawings) * option.distance >= least:

@@ -45,6 +45,7 @@ def _draw_limits(figure: go.Figure, points: Sequence[SweepPoint], limits: Mappin
         y=[limits[n] / units.GIB for n in names],
         mode="lines",
         hovertemplate=f"{LIMIT_WORDS} %{{y:.4g}} GiB<extra></extra>",
+        # Values are other clusters or settings, each with its own limit: between two of them the line is a step, not a slope.
         line={"color": theme.text, "width": 1.5, "dash": "dash", "shape": "hvh"},
     )
 

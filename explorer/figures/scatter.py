@@ -39,7 +39,7 @@ def candidates_scatter(
     figure = go.Figure()
     _draw_marks(figure, marks.group_by_cost(block), theme)
     figure.add_scattergl(
-        x=x[front].astype(np.float32),
+        x=x[front].astype(np.float32),  # finer than a pixel, in half the bytes that the browser is sent
         y=y[front].astype(np.float32),
         mode="lines+markers",
         name="front: none is better in both",

@@ -19,6 +19,7 @@ from planner_core.cost import Floats
 from planner_core.cost.communication import bytes_between_gpus
 
 MAX_GPUS = 16
+"""GPUs that are drawn in a node, at most."""
 NODE_W, NODE_H, GPU, GAP, PER_ROW, NODE_GAP, ROW_H = 300, 183, 28, 7, 4, 24, 213
 ARC_DEPTH = 40.0
 
@@ -72,6 +73,7 @@ class _Scale:
         link, pair = 1.0, 1.0
         for matrix, per_node in matrices:
             node = np.arange(len(matrix)) // per_node
+            # An arc shows both ways between two GPUs, a link what a GPU sends.
             inside = np.where(node[:, None] == node[None, :], matrix + matrix.T, 0.0)
             link = max(link, float(matrix.sum(axis=1).max()), _most_out_of_a_node(matrix, per_node))
             pair = max(pair, float(inside.max()))

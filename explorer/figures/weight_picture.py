@@ -30,10 +30,12 @@ def weight_picture(p: ParamPlan, mesh: DeviceMesh, shape: Sequence[int]) -> str:
 def _draw_matrix(placed: Sequence[Placement | None], mesh: DeviceMesh, shape: Sequence[int]) -> Drawing:
     """Draw the parts: rows are dim 0, columns dim 1; a part has the colour of its first GPU. None counts as whole."""
     cuts: dict[int, list[tuple[int, int]]] = {}
+    # Ranks count along the last axis first: two GPUs next to each other on an axis are as many ranks apart as the axes after it have.
     stride = mesh.num_devices
     for placement, n in zip(placed, mesh.axis_sizes, strict=True):
         stride //= n
         if isinstance(placement, Shard) and n > 1:
+            # A convolution's further dims, and an expert's third, are drawn as columns.
             cuts.setdefault(min(placement.dim, 1), []).append((n, stride))
     rows, columns = (_list_owners(cuts.get(dim, [])) for dim in (0, 1))
     wide = SIDE if len(shape) > 1 else SIDE / 3

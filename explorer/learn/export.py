@@ -21,6 +21,7 @@ from explorer.learn.visit import address
 from explorer.static import filled, script, style
 
 MAX_CASES = 9
+"""Cases that a file holds, at most: all steps and pictures of each are written into it."""
 
 
 def lesson_page(lesson: Lesson, learner: Learner, values: Values, navigation: str = "") -> str:
@@ -41,6 +42,7 @@ def lesson_page(lesson: Lesson, learner: Learner, values: Values, navigation: st
         "model": html.escape(_model_sentence(lesson, learner)),
         "css": style("export") + style("lesson"),
         "js": script("export"),
+        # "</script>" in a text would end the script that the data stands in.
         "data": json.dumps(data).replace("<", "\\u003c"),
     }
     return filled("export", fill)

@@ -134,6 +134,7 @@ def _find_layer_sizes(graph: Graph) -> Layer | None:
     """Return the sizes by the names that Hugging Face configs give them."""
     config = graph.config
 
+    # A config whose stages differ (Swin) has a list here, a number for each: such a model has no one layer.
     def first(*names: str) -> int | None:
         return next((int(config[n]) for n in names if isinstance(config.get(n), int)), None)
 
@@ -141,6 +142,7 @@ def _find_layer_sizes(graph: Graph) -> Layer | None:
     layers = first("num_hidden_layers", "n_layer", "num_layers")
     if hidden is None or heads is None or layers is None:
         return None
+    # GPT-2's config leaves the inner width open, and its model takes four times the hidden one.
     inner = first("intermediate_size", "n_inner", "d_ff") or 4 * hidden
     kv_heads, head_dim = first("num_key_value_heads") or heads, first("head_dim") or hidden // heads
     return Layer(hidden, inner, heads, kv_heads, layers, head_dim, _gated(graph))

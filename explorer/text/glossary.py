@@ -93,6 +93,7 @@ def describe_axis(name: str) -> str:
 
 
 IN_TEXT = tuple(k for k in GLOSSARY if len(k) > 1 and k != "exposed")
+# Chips say themselves what they mean, and words inside a tag are its attributes.
 _WHOLE = re.compile(r'<span class="chip.*?</span>|<[^>]*>')
 _WORD = re.compile(r"\b(?:" + "|".join(map(re.escape, sorted(IN_TEXT, key=len, reverse=True))) + r")\b")
 

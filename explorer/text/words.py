@@ -27,6 +27,7 @@ FAMILIES = (
     ("head", ("lm_head", "classifier", "score", "decoder.weight", "cls")),
     ("convolutions", ("conv", "projection", "shortcut")),
 )
+"""Parts of a model by words in the names of their weights. The first that fits counts: BERT's `attention.output.dense` is attention's."""
 WHOLE, GATHERED, ONCE = "whole", ", gathered", ", gathered once a step"
 MAX_NAMED = 4
 """Names that a sentence lists."""

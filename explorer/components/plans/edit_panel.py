@@ -146,6 +146,7 @@ def _show_undo(current: edits.Edits, can_choose: bool) -> None:
 
 
 def _set_rest(current: edits.Edits, rest: str) -> None:
+    # Before the first edit the address has no place for it.
     st.session_state["edit_rest_wish"] = rest
     if current.changes:
         _set_edits(edits.Edits(current.base, rest, current.changes))

@@ -139,6 +139,7 @@ def _search_and_arrange(
 def _arrange_plan(plan: Plan, planner: Planner, name: str) -> ArrangedBlock:
     block, bp = planner.graph.blocks[name], plan.blocks[name]
     last = len(plan.mesh.axis_sizes) - 1
+    # Where no axis is tensor parallel, a block is one GPU's: nothing in it is split over neighbours.
     split = plan.mesh.axis_names[last] == "tensor"
     stored = {short_name(n): str(p.stored[last]) if split else "R" for n, p in bp.params.items()}
     gathered = frozenset(short_name(n) for n, p in bp.params.items() if p.gathered)
@@ -175,6 +176,7 @@ def _find_halves(block: Block) -> tuple[_Half, _Half]:
     q, k, v, o, gate, up, down = (by_weight[w] for w in WEIGHTS)
     attention = next(i for i, op in enumerate(block.ops) if operator(op.fn).kind is Kind.ATTENTION)
     adds = [next(j for j in range(i + 1, len(block.ops)) if block.ops[j].fn == "add") for i in (o, down)]
+    # The operator before the last product makes its input: SiLU's result times the other first product.
     return _Half(0, (q, k, v), attention, o, adds[0]), _Half(adds[0] + 1, (gate, up), down - 1, down, adds[1])
 
 
@@ -206,6 +208,7 @@ def _place_message(sent: BlockMessage, block: Block, halves: tuple[_Half, _Half]
     index = {op.name: i for i, op in enumerate(block.ops)}
     if sent.weight:
         name = short_name(sent.weight)
+        # Of Llama's two norms that of the second half is the one "post" attention.
         below = int(name in HALVES[1] or "post" in name)
         return PlacedMessage(below, name if name in WEIGHTS else "norm", sent)
     i, result = index[sent.site], sent.source is MessageSource.RESULT

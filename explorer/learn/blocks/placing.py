@@ -79,6 +79,7 @@ MOVED_NAMES = {MessageSource.RESULT: "result", MessageSource.OPERAND: "input", M
 def _list_messages(model: CostModel, graph: Graph, plan: BlockPlan, name: str) -> tuple[BlockMessage, ...]:
     block = graph.blocks[name]
     ops = {op.name for op in block.ops}
+    # Messages are counted over all copies of a block: of a plan with one copy they are one copy's.
     one = replace(plan, prefixes=plan.prefixes[:1])
     rows = []
     for m in plan_messages({name: one}, graph, model):

@@ -36,6 +36,7 @@ def multiply(cut: str, devices: int, seed: int) -> dict[str, Any]:
     import torch
 
     gen = torch.Generator().manual_seed(seed)
+    # Small whole numbers: sums are exact in any order, so that the pieces give the very numbers of the whole.
     x, w = (torch.randint(-3, 4, (N, N), generator=gen).double() for _ in range(2))
     whole, (of_x, of_w, of_y) = x @ w, PLACED[cut]
     operands = list(zip(split(x, of_x, devices), split(w, of_w, devices), strict=True))
@@ -83,6 +84,7 @@ def _make_chunk(look: str, rank: int, value: float | None) -> Chunk | None:
 
 
 def _result_chunk(columns: bool, whole: bool, j: int, wide: int, value: float) -> Chunk:
+    # A sum of some terms is no device's own: it has the last colour, which none of the few devices here has.
     return (("R", None) if whole else ("S", j // wide) if columns else ("P", len(DEVICES) - 1), number(value))
 
 

@@ -17,12 +17,10 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.tensors import draw_piece, split
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.board import BoardState, Chunk, board_film
-from explorer.learn.pictures.board import Move as Sending
+from explorer.learn.pictures.board import BoardState, Chunk, Move, board_film
 from explorer.learn.pictures.charts import grid
 from explorer.learn.pictures.film import Film
-from planner_core.core import P, Placement, R, Shard, parse_placement
-from planner_core.core import Step as Move
+from planner_core.core import P, Placement, R, Shard, Step, parse_placement
 from planner_core.cost.communication import wire_bytes
 
 SIZE, ITEM = 4, 4
@@ -54,7 +52,7 @@ def place_tensor(placement: str, devices: int, seed: int) -> tuple[Any, list[Any
 
 def collective_between(src: str, dst: str) -> str:
     """Return the planner's name for the message between two placements; empty where none is sent."""
-    return Move(0, parse_placement(src), parse_placement(dst)).collective or ""
+    return Step(0, parse_placement(src), parse_placement(dst)).collective or ""
 
 
 def sent(src: str, dst: str, devices: int, num_bytes: int = SIZE * SIZE * ITEM) -> int:
@@ -129,17 +127,18 @@ def _list_cells(rank: int, n: int, p: Placement, values: Any) -> list[Chunk | No
     ]
 
 
-def _sends_of(rank: int, n: int, src: Placement, dst: Placement) -> list[Sending]:
+def _sends_of(rank: int, n: int, src: Placement, dst: Placement) -> list[Move]:
     """Return what one device sends: what it holds, or a term of it, to each device that wants it and has it not."""
-    sendings: list[Sending] = []
+    moves: list[Move] = []
     for i in range(SIZE):
         for j in range(SIZE):
+            # Where all hold the whole, each cuts its slice from its own copy.
             if src == R or _owning_device(n, src, i, j) not in (None, rank):
                 continue
             to = _owning_device(n, dst, i, j)
             wanted = range(n) if to is None else (to,)
-            sendings += [(rank, SIZE * i + j, other, SIZE * i + j) for other in wanted if other != rank]
-    return sendings
+            moves += [(rank, SIZE * i + j, other, SIZE * i + j) for other in wanted if other != rank]
+    return moves
 
 
 def _draw_devices(pieces: list[Any], letter: str) -> Drawing:

@@ -31,6 +31,7 @@ def run_ring(n: int) -> list[dict[str, Any]]:
         adding = step < n - 1
         # Device r begins with the chunk before its own, so that its own arrives with all terms after n - 1 steps.
         chunks = [(r - 1 - step) % n if adding else (r - (step - n + 1)) % n for r in range(n)]
+        # All send at once: what they send is read before anything arrives.
         moved = [(float(data[r, chunks[r]]), int(terms[r, chunks[r]])) for r in range(n)]
         for r, (value, count) in enumerate(moved):
             to = (r + 1) % n

@@ -48,6 +48,7 @@ def run_mlp(first: str, seed: int) -> dict[str, Any]:
         got = join(terms, "P")
         grads = [torch.autograd.grad(t.sum(), i)[0] for t, i in zip(terms, inputs, strict=True)]
     else:
+        # As if GeLU of a term were a term of GeLU: the mistake that the lesson shows.
         terms, got = [h @ b for h in acted], join(acted, "P") @ b
         summed = gelu(join(inner, "P")) @ b
         grads = [grad, grad]

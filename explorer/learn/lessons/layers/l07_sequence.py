@@ -95,6 +95,7 @@ def split_embedding(devices: int) -> dict[str, Any]:
     width, terms = VOCAB // devices, []
     for rank, rows in enumerate(table.chunk(devices, dim=0)):
         is_here = words // width == rank
+        # A word of another device looks up any row here, and zero is what it adds.
         terms.append(look_up((words - rank * width).clamp(0, width - 1), rows) * is_here[:, None])
     got = torch.stack(terms).sum(0)
     want = look_up(words, table)
@@ -112,6 +113,9 @@ def live(learner: Learner, values: Values) -> Live:
     gathered = gathered_bytes(learner, n)
     words, c, e = _vocabulary_size(learner), split_loss(n), split_embedding(n)
     block = arranged.arrange_megatron(learner, n, True)
+    # Logits in 16 bits for every word of the vocabulary, against three numbers of a token in fp32: the maximum and the two sums.
+    logits = wire_bytes("all_gather", load.batch * load.seq * words * 2, n)
+    small = 3 * wire_bytes("all_reduce", load.batch * load.seq * 4, n)
     numbers = {
         "all_reduce": reduce,
         "reduce_scatter": scatter,
@@ -122,8 +126,8 @@ def live(learner: Learner, values: Values) -> Live:
         "error": c["error"],
         "loss": c["loss"],
         "bytes": num_bytes,
-        "logits": wire_bytes("all_gather", load.batch * load.seq * words * 2, n),
-        "small": 3 * wire_bytes("all_reduce", load.batch * load.seq * 4, n),
+        "logits": logits,
+        "small": small,
         "embedding_error": e["error"],
         "table": words * layer.hidden * 2,
     }

@@ -31,6 +31,7 @@ LETTERS = tuple(CUTS)
 def score_choices(learner: Learner, block: str, devices: int) -> Candidates:
     """Return all 3^7 choices on `devices` neighbouring GPUs, scored by the planner."""
     planner, mesh = placing.on_neighbours(learner, devices), DeviceMesh(("tensor",), (devices,))
+    # At ZeRO stage 0 a letter alone says what a weight keeps: nothing is dealt out beside it.
     model: CostModel = cost_model(planner.cluster, mesh, replace(planner.workload, zero=0))
     candidates = score_candidates(
         planner.coarse.blocks[block], planner.strategies[block], model, planner.graph.num_repeats[block]

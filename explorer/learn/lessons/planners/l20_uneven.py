@@ -23,6 +23,7 @@ def choose_experts(skew: int, seed: int) -> tuple[int, ...]:
     import torch
 
     gen = torch.Generator().manual_seed(seed)
+    # Which expert is liked most is drawn too.
     liked = torch.linspace(1, 0, EXPERTS)[torch.randperm(EXPERTS, generator=gen)]
     scores = torch.randn(TOKENS, EXPERTS, generator=gen) + skew * liked
     return tuple(int(x) for x in scores.argmax(1))

@@ -35,11 +35,13 @@ def run_ring_attention(n: int) -> dict[str, Any]:
         for r, mine in enumerate(q.chunk(n)):
             owner = (r - turn) % n
             scores = mine @ k.chunk(n)[owner].T / 8**0.5
+            # Softmax piece by piece: what was summed under a lower maximum is scaled to the new one, so that no exp overflows.
             higher = torch.maximum(top[r], scores.max(1, keepdim=True).values)
             old, new = (top[r] - higher).exp(), (scores - higher).exp()
             out[r] = out[r] * old + new @ v.chunk(n)[owner]
             weight[r] = weight[r] * old + new.sum(1, keepdim=True)
             top[r] = higher
+        # Times exp of the maximum again: the plain sum, which only grows from turn to turn.
         weights.append([float((weight[r] * top[r].exp())[0]) for r in range(n)])
         holds.append([(r - turn - 1) % n for r in range(n)])
     whole = torch.softmax(q @ k.T / 8**0.5, dim=1) @ v
@@ -118,6 +120,7 @@ def _ring_film(c: dict[str, Any], n: int) -> Film:
         x, y = _corner(r)
         queries = tile(100, 28, ("S", r), f"queries {r}")
         cells.append(Cell(x + 12, y + 34, (queries,) * stops))
+        # After the last turn nobody needs the keys that arrive, and they are not sent.
         keys = (*(tile(100, 28, ("S", h[r]), f"keys {h[r]}") for h in c["holds"][:-1]), None)
         cells.append(Cell(x + 12, y + 70, keys))
         sums = tuple(text(f"sum {units.significant(w[r])}", 14, 600) for w in c["weights"])

@@ -34,6 +34,7 @@ SPEEDS = (1, 2, 4, 8, 16)
 SKETCH_TOKENS = (TOKENS[0], TOKENS[2], TOKENS[-1])
 """Tokens at which the learner draws what a layer waits for."""
 ITEM_BYTES = 2
+"""Of a weight or an activation in 16 bits (`with_16_bit_products`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ def main_layer(case: PricedLayout) -> PricedUnit:
 
 def layer_phases(case: PricedLayout) -> tuple[Phase, Phase]:
     """Return forward and backward of one copy of that block, in a micro-batch that bears what comes once a step."""
+    # Forward and backward of the components are compute with what it waits for: what is above the compute was waited for.
     unit, c, k = main_layer(case), Component, case.model.contention
     components = unit_components(case, unit)
     return (

@@ -15,7 +15,6 @@ from explorer.learn.lessons.times.l14_pays import fastest_with_ties
 from explorer.learn.lessons.times.stated import (
     WORKING_BYTES,
     PricedLayout,
-    gpus_per_node,
     price_layout,
     token_settings,
     usual_layouts,
@@ -37,6 +36,7 @@ STAGES = {"data parallel": 0, "ZeRO-1": 1, "ZeRO-2": 2, "FSDP (ZeRO-3)": 3, "HSD
 def kept_per_parameter(stage: int, n: int) -> dict[str, float]:
     """Return the bytes per parameter that one of n GPUs keeps through a step at a ZeRO stage, by kind."""
     owned = 1 / n
+    # At stage 3 the copy that computes is gathered for a layer and freed behind it: nobody keeps it.
     return {
         "params": (
             WORKING_BYTES + STORED,
@@ -57,6 +57,8 @@ def sent_per_parameter(name: str, n: int, inner: int, micro_batches: int) -> flo
         within, outer = (inner - 1) / inner, n // inner
         between = 2 * (outer - 1) / outer * GRADIENT / inner
         return m * within * (2 * WORKING_BYTES + GRADIENT) + between
+    # Up to stage 1 gradients are added up first, and summed once a step. From stage 2 on nobody keeps them whole, so each micro-batch's
+    # are scattered at once.
     return {
         0: 2 * part * GRADIENT,
         1: part * (WORKING_BYTES + GRADIENT),
@@ -88,6 +90,7 @@ def live(learner: Learner, values: Values) -> Live:
         numbers[f"{name} formula"] = sent_per_parameter(name, n, inner, m) * params
         numbers[f"{name} peak"] = case.plan.cost.memory_bytes["peak"]
         numbers[f"{name} s"] = case.plan.cost.step_time_s
+    # Where gradients outweigh activations at the fullest moment, that is near the end of backward.
     late = [name for name, case in cases.items() if (x := case.plan.cost.memory_bytes)["grads"] > x["activations"]]
     fits = any(case.plan.fits for case in cases.values())
     facts: dict[str, Any] = {
@@ -163,12 +166,13 @@ def _micro_batches_chart(n: int, inner: int, params: int, m: int) -> Drawing:
 def arrange_block(learner: Learner, values: Values) -> ArrangedBlock | None:
     """Return the block of lesson 7 with FSDP around it: tensor parallelism in groups of neighbours, weights dealt over the groups."""
     learner, _, _ = arranged.with_llama_block(with_samples(learner, TOKENS)[0])
-    n, inside = learner.cluster.num_gpus, gpus_per_node(learner.cluster)
-    inner = inside if inside < n else n // 2
+    inner = usual_layouts(learner.cluster)["HSDP"].fsdp
     if inner < 2:
         return None
     _, samples, _ = with_samples(learner, TOKENS)
-    case = price_layout(learner, Layout(fsdp=n // inner, tp=inner, sp=True), samples, int(values["m"]))
+    case = price_layout(
+        learner, Layout(fsdp=learner.cluster.num_gpus // inner, tp=inner, sp=True), samples, int(values["m"])
+    )
     return arranged.arrange_plan(learner, case.plan, case.planner) if case else None
 
 
