@@ -55,6 +55,7 @@ from planner_core.cost.schedule import (
     boundary_states,
     can_run_in_chunks,
     check_micro_batches,
+    closed_form_by_rank,
     even_copies,
     exposed_parts,
     host_seconds,

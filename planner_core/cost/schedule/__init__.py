@@ -36,6 +36,7 @@ from planner_core.cost.schedule.pipeline import (
     bound_s,
     boundary_states,
     check_micro_batches,
+    closed_form_by_rank,
     even_copies,
     in_flight,
     in_flight_at_once,

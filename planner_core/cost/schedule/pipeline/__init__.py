@@ -35,4 +35,10 @@ from planner_core.cost.schedule.pipeline.stages import (
     tied_weights,
     with_parts,
 )
-from planner_core.cost.schedule.pipeline.timing import PipelineTime, Span, bound_s, simulated_pipeline
+from planner_core.cost.schedule.pipeline.timing import (
+    PipelineTime,
+    Span,
+    bound_s,
+    closed_form_by_rank,
+    simulated_pipeline,
+)

@@ -18,6 +18,7 @@ PyTorch makes a gradient in the first backward that brings it. A stack with a bu
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,13 +46,15 @@ class StageMemory:
         """What the stage's weights take."""
         return self.of.state
 
-    def moment(self, forward: bool, begun: bool, is_last: bool) -> Moment:
-        """Return the highest moment of a pass, with the stage's gradients and the micro-batch's own kept bytes. `begun`: whether gradients
-        stand when it begins. `is_last`: whether it is the backward of a step's last micro-batch."""
-        if not forward and not begun:
+    def passing(self, forward: bool, begun: bool, is_last: bool) -> Moment:
+        """Return the highest moment of a pass beside gradients that stand, with the micro-batch's own kept bytes.
+
+        `begun`: whether gradients of the stage stand when it begins. `is_last`: whether it is the backward of a step's last micro-batch."""
+        if forward:
+            return self.of.forward
+        if not begun:
             return self.of.first_backward
-        backward = self.of.last_backward if is_last else self.of.backward
-        return (self.of.forward if forward else backward) + Moment(0, self.state.grads * begun)
+        return self.of.last_backward if is_last else self.of.backward
 
 
 def stage_memories(stages: Sequence[StagePlan], model: CostModel) -> tuple[StageMemory, ...]:
@@ -116,14 +119,14 @@ def _highest_moments(
 ) -> Iterator[Moment]:
     """Yield the highest moment of each situation of a rank. `buffer`: whether gradients stand all through a step. `returned`: bytes that
     the rank holds from its first backward on."""
+    kept_by_stage = [memories[s].kept for s in rank_stages]
+    grads_by_stage = [memories[s].state.grads for s in rank_stages]
     for stage, forward, others, begun, is_last in situations:
-        moment = Moment(0, 0, returned * any(begun))
-        for s, in_flight, has_begun in zip(rank_stages, others, begun, strict=True):
-            stands, m = buffer or has_begun, memories[s]
-            moment += Moment(in_flight * m.kept, m.state.grads * stands * (s != stage))
-            if s == stage:
-                moment += m.moment(forward, stands, is_last)
-        yield moment
+        stands = (True,) * len(begun) if buffer else begun
+        kept = sum(map(operator.mul, others, kept_by_stage))
+        grads = sum(map(operator.mul, stands, grads_by_stage))
+        passing = memories[stage].passing(forward, stands[rank_stages.index(stage)], is_last)
+        yield passing + Moment(kept, grads, returned * any(begun))
 
 
 def fullest_rank(

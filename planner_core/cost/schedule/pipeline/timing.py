@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -131,6 +132,17 @@ def _folded_run(
     return run
 
 
+class _Kind(NamedTuple):
+    """What is alike of a pass in all micro-batches: its seconds on GPU and host; by micro-batch, when what it waits for is `there`; and the
+    same list of the pass that waits for it, `onward`, which may begin `wait_s` later."""
+
+    gpu_s: float
+    host_s: float
+    there: list[float]
+    onward: list[float]
+    wait_s: float
+
+
 class _PipelineRun:
     """The state of a simulated step: when each rank is free, and when what a piece of work waits for is there.
 
@@ -156,9 +168,10 @@ class _PipelineRun:
         self.seconds = {(k, what): s for k, c in enumerate(stages) for what, s in _pass_seconds(c).items()}
         mine = [stage for rank in simulated for stage in pipeline.stages_of(rank)]
         self.host = {(k, what): s for k in mine for what, s in _host_seconds(stages[k]).items()}
-        self.hops = {(k, forward): self._find_next_pass(k, forward) for k in mine for forward in (True, False)}
-        # By stage, whether it is a forward, and micro-batch: when what the pass waits for is there.
-        self.there = {(0, True, k): 0.0 for k in range(micro_batches)}
+        # By stage and whether it is a forward: when what the passes of each micro-batch wait for is there. A stage takes them in order.
+        self.there: dict[tuple[int, bool], list[float]] = {(k, forward): [] for k in mine for forward in (True, False)}
+        self.there[0, True] = [0.0] * micro_batches
+        self.kinds = {(k, what): self._kind_of(k, what) for k in mine for what in Pass}
 
     def run(self) -> None:
         """Run every rank as far as it comes, until all are done."""
@@ -243,25 +256,31 @@ class _PipelineRun:
             back = Pass.INPUT if self.pipeline.schedule in SPLIT else Pass.BACKWARD
             seconds += self.seconds[stage, Pass.FORWARD if forward else back]
 
+    def _kind_of(self, stage: int, what: Pass) -> _Kind:
+        to, forward, wait_s = self._find_next_pass(stage, what is Pass.FORWARD)
+        # The gradients of weights need only what this rank made before, in the first part of the same backward.
+        weight = what is Pass.WEIGHT
+        there = [0.0] * self.micro_batches if weight else self.there[stage, what is Pass.FORWARD]
+        # Results go to the next stage, gradients to the one before.
+        onward = [] if weight or to < 0 else self.there[to, forward]
+        return _Kind(self.seconds[stage, what], self.host[stage, what], there, onward, wait_s)
+
     def _run_rank(self, rank: int) -> int:
         """Run a rank's work up to what waits for a rank that has not run so far. Returns how many passes are left."""
         stages, passes, numbers = self.orders[rank]
-        starts, ends, there = self.starts[rank], self.ends[rank], self.there
+        starts, ends, kinds = self.starts[rank], self.ends[rank], self.kinds
         at, free, last = len(ends), self.free[rank], self.micro_batches - 1
         while at < len(stages):
             stage, what, number = stages[at], passes[at], numbers[at]
-            forward = what is Pass.FORWARD
-            # The gradients of weights need only what this rank made before, in the first part of the same backward.
-            ready = 0.0 if what is Pass.WEIGHT else there.get((stage, forward, number))
-            if ready is None:
+            gpu_s, host_s, there, onward, wait_s = kinds[stage, what]
+            if number >= len(there):
                 break
-            start = free if free > ready else ready
+            start = free if free > there[number] else there[number]
             # The gathers of a rank's stages come one after the other from the step's begin on. A later stage waits for its
             # first micro-batch meanwhile, so they often cost it nothing.
-            if number == 0 and forward:
+            if number == 0 and what is Pass.FORWARD:
                 self.gathered[rank] += self.stages[stage].first_s
                 start = max(start, self.gathered[rank])
-            gpu_s, host_s = self.seconds[stage, what], self.host[stage, what]
             free = self._end_of_pass(rank, start, gpu_s, host_s) if host_s else start + gpu_s
             # Sums leave behind the pass and do not delay what it sends. When each stage waited for them, they added up over all stages:
             # 28 s of the 103 s of a published model of 1 T parameters with 64 stages.
@@ -269,10 +288,7 @@ class _PipelineRun:
                 self.summed[rank] = max(self.summed[rank], free) + self.stages[stage].last_s
             starts.append(start)
             ends.append(free)
-            if what is not Pass.WEIGHT:
-                # Results go to the next stage, gradients to the one before.
-                to, to_forward, wait_s = self.hops[stage, forward]
-                there[to, to_forward, number] = free + wait_s
+            onward.append(free + wait_s)
             at += 1
         self.free[rank] = free
         return len(stages) - at
