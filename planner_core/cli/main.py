@@ -97,6 +97,7 @@ def run_command(argv: list[str] | None) -> int:
 
 def _make_parser() -> Parser:
     parser = Parser(
+        # By the name that was called, so that what a message says can be copied.
         prog="shardscope" if Path(sys.argv[0]).stem == "shardscope" else "python -m planner_core",
         description="Plan tensor parallelism for a real model on a real cluster.",
     )

@@ -107,4 +107,5 @@ def name_flags_in_result(result: Result) -> Result:
 
 def shorten_words(text: str) -> str:
     """Return a sentence in which very long words, which repeat the user's input, lose their middle."""
+    # A word of 200 characters is a path or pasted text, and none of a sentence's own.
     return re.sub(r"(\S{60})\S{140,}", r"\1...", text)

@@ -64,6 +64,7 @@ class Sentence(str):
     def from_list(cls, separator: str, items: Iterable[str | Term]) -> Sentence:
         """Return the items with a separator between them, as `str.join` joins text."""
         parts = [part for item in items for part in (separator, item)]
+        # Without the separator before the first item.
         return cls(*parts[1:])
 
     def worded(self, word: Callable[[Term], str]) -> str:

@@ -37,6 +37,7 @@ STYLES = {
 def write_parallelize_module(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """Write the module's source, with remarks. Raises InputError for plans and models that stock styles cannot express."""
     layout = tensor_layout(plan)
+    # Before the model is inspected, which looks up the inputs of the groups that are left.
     drop_summed(layout)
     facts = inspect_model(plan, layout)
     styles = styles_by_pattern(plan, layout)

@@ -97,6 +97,7 @@ def stated_tokens(plan: Plan) -> dict[str, int]:
 def stated_run(plan: Plan) -> dict[str, Any]:
     """Return the options of a plan's run that `price` would assume otherwise: number formats, optimizer and kernels."""
     load = plan.workload
+    # What `price` takes where nobody states it, which a plan that has the same need not state.
     assumed = {
         "dtype": Cluster.from_json(dict(plan.cluster)).gpu.training_dtype,
         "optimizer": "adamw",

@@ -413,6 +413,7 @@ def text(
     total, count = format_seconds(result.timings_s["total"]), sum(x.scored for x in result.candidates)
     # Where nothing fits every candidate is dropped before it is scored, which says nothing of the search.
     scored = f"{f'{count:,} candidates scored, ' if count else ''}total {total}; times are estimates"
+    # A note of the whole answer stands above the table already.
     notes = [_name_row(p, note) for p in result.plans for note in p.notes if note not in result.notes]
     parts = [
         head,

@@ -135,6 +135,7 @@ class _StepWords:
         if w.kind is WorkKind.SEND and sent is not None:
             stream = COLLECTIVES if isinstance(sent, Message) else WEIGHTS
             return TraceWork(stream, w.kind, name, *where, sent.kind, self.plan.mesh.name_of(sent.axes))
+        # A wait for a message is a piece of compute, whose seconds add up to the step.
         stream = PARTS if w.kind is WorkKind.PASS else COMPUTE
         return TraceWork(stream, w.kind, name if sent is None else f"waits for {name}", *where)
 

@@ -32,6 +32,7 @@ def network_json(planner: Planner) -> dict[str, Any]:
     """Return the object of `network --json` (docs/CONTRACT.md) for the first mesh of the request, with the answer that the search
     claims."""
     mesh, kind = candidate_meshes(planner.request, planner.cluster)[0], planner.request.objective
+    # Without a stated budget memory limits nothing, so that a solver of plain sums can check the answer.
     budget = planner.budget if planner.request.memory_gb is not None else float("inf")
     problem = planner.problem(mesh)
     answer = search_within_budget(problem, objective=kind, budget=budget)

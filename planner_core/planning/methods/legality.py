@@ -126,6 +126,7 @@ def _uneven_heads(block: Block, op: Op, by_heads: dict[str, int]) -> Iterator[Fa
         ranks, words = ranks * n, [*words, *([f"{word}={n}"] if n > 1 else [])]
     shapes = [block.values[v].meta.shape for v in op.inputs[:2]]
     for shape, what in zip(shapes, ("attention heads", "key and value heads"), strict=True):
+        # Operands of attention end in heads, tokens and the size of a head; without a dim of heads there is one.
         heads = shape[-3] if len(shape) > 3 else 1
         if heads % ranks:
             yield Fault(f"{heads} {what} cannot be dealt to {' x '.join(words)} ranks", f"give a divisor of {heads}")
@@ -155,6 +156,7 @@ def _uneven_experts(graph: Graph, layout: Layout) -> Iterator[Fault]:
                     f"ep={layout.ep} deals experts out, but {graph.name} computes them one matrix at a time",
                     "leave ep out",
                 )
+            # Such a row divides the tokens first, which the other faults judge, and then the experts.
             for n in (n for row in splits for n in row.divides[1:] if n % layout.ep):
                 yield Fault(f"{n} experts cannot be dealt to ep={layout.ep} ranks", f"give a divisor of {n}")
 

@@ -131,6 +131,7 @@ class FormRules(VendorRules):
         where = block_of(self.graph, block)
         wide = self._gathered_widths(block, where)
         axis = self.layout.axis
+        # A gathered result is whole on the tensor axis, and so is all of its width that the loss makes of it.
         for number, value, states in net.placed_values(where):
             meta = value.meta
             if value.kind == "activation" and meta.shape and meta.shape[-1] in wide:
@@ -141,6 +142,7 @@ class FormRules(VendorRules):
                 [r.name for o, r in zip(node.strategy.ops, row, strict=True) if operator(o.fn).is_logits_loss]
                 for row in node.strategy.rows
             ]
+            # A loss of gathered logits takes all classes of a token.
             if wide and any(rows):
                 good = np.array(["classes" not in names for names in rows], dtype=bool)
                 net.factors.append(allow_only(name, good[node.index[:, axis]]))

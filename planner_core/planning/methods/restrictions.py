@@ -168,6 +168,7 @@ class AxisRules(Restriction):
         return True
 
     def _samples_of(self, where: Block, net: Network) -> SampleDims:
+        # For all blocks at once: which dim of a block's inputs the samples have follows from what runs before its call.
         if not self._input_dims:
             self._input_dims.update(input_sample_dims(self.graph))
         if where.name not in self._samples:

@@ -186,6 +186,7 @@ def _torchtitan_spaces(num_gpus: int) -> Iterator[Layout]:
         for context in divisors(num_gpus // tensor):
             ranks = num_gpus // tensor // context
             for replicas in divisors(ranks):
+                # Without ranks of fsdp the context ranks are left to shard weights over.
                 states = 3 if context > 1 and replicas == ranks else 0
                 layout = Layout(dp=replicas, fsdp=ranks // replicas, tp=tensor, sp=tensor > 1, cp=context, zero=states)
                 yield replace(layout, cp_type="gather") if context > 1 else layout

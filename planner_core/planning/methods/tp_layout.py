@@ -149,6 +149,7 @@ def parallel_degrees(plan: Plan) -> TpLayout:
     context = [a for a, role in enumerate(roles) if role == CONTEXT and a != layout.axis]
     layout.context = math.prod(sizes[a] for a in context)
     layout.expert = math.prod(n for n, role in zip(sizes, roles, strict=True) if role == EXPERT)
+    # The layout of one tensor axis counts the ranks of every other axis as data-parallel ones.
     layout.data //= layout.context
     kinds = list(dict.fromkeys(kind for a in context for kind in _context_kind(plan, a)))
     layout.cp_type = kinds[-1] if kinds else "ring"
