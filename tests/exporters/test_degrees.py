@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from planner_core.core import InputError, Plan, load_cluster
+from planner_core.core import InputError, Plan, Replicate, Shard, load_cluster
 from planner_core.core.plan_json import plan_to_json
 from planner_core.exporters.api import export, export_text
 from planner_core.planning.methods import parse_layout
@@ -290,3 +290,18 @@ def test_megatron_core_takes_the_flags(name: str, text: str, flags: dict[str, An
         core.TransformerConfig(
             **{**fields, "num_moe_experts": None, "expert_model_parallel_size": 2}, add_bias_linear=False
         )
+
+
+@pytest.mark.parametrize(("target", "where"), [("megatron", "split over all here"), ("hf", "on all here")])
+def test_whole_experts_on_tensor_ranks_are_not_called_whole_in_a_tool_that_splits_them(target: str, where: str) -> None:
+    """Megatron-LM's file was priced as the plan, and said to hold the experts whole, which it splits over the tensor ranks."""
+    stated = Statement(parse_layout("dp=4,tp=2"), micro_batch=2, accumulate=2, seq=512, layers=2, stack="megatron")
+    plan = Pricer("mixtral-8x7b", load_cluster("1x8-h100")).plan(stated)
+    assert plan is not None
+    experts = [p.stored for b in plan.blocks.values() for n, p in b.params.items() if n.endswith("experts.down_proj")]
+    assert experts == [(Replicate(), Shard(0))]
+    made = export_text(plan, target)
+    assert made.nearest is not None
+    assert (made.nearest.peak_bytes == made.nearest.plan_peak_bytes) == (target == "megatron")
+    (said,) = [r for r in made.remarks if r.startswith("differs from the plan: ") and "expert lies on one" in r]
+    assert where in said and not [r for r in made.remarks if "down_proj: split in the plan, whole here" in r]

@@ -20,6 +20,7 @@ class DifferenceKind(Enum):
     TOKENS = "tokens are split between the blocks"
     GATHERED = "a result that stays split is gathered"
     AXIS = "another axis than that of tensor parallelism"
+    EXPERTS = "whole experts lie on single tensor ranks"
     OTHER = "anything else"
 
 

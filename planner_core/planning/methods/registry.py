@@ -24,7 +24,7 @@ from planner_core.planning.methods.restrictions import (
 EXACT = Method(
     name="exact",
     title="exact search",
-    words="the best of all under the stated cost model",
+    words="the best plan of one pipeline stage under the stated cost model",
     plan_title="Best plan",
 )
 

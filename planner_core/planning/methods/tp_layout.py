@@ -153,7 +153,12 @@ def parallel_degrees(plan: Plan) -> TpLayout:
     layout.data //= layout.context
     kinds = list(dict.fromkeys(kind for a in context for kind in _context_kind(plan, a)))
     layout.cp_type = kinds[-1] if kinds else "ring"
-    layout.differences = [d for d in layout.differences if d.kind is not DifferenceKind.AXIS]
+    split = "each expert lies on one tensor rank in the plan, and is split over all here: as many bytes and products"
+    layout.differences = [
+        Difference(split) if d.kind is DifferenceKind.EXPERTS else d
+        for d in layout.differences
+        if d.kind is not DifferenceKind.AXIS and (layout.size > 1 or d.kind is not DifferenceKind.EXPERTS)
+    ]
     if len(kinds) > 1:
         layout.differences.append(
             Difference(
@@ -312,17 +317,21 @@ class _BlockReader:
         elif fn == "embedding":
             self._read_embedding(scope, site)
         else:
-            if (
-                fn == "moe_experts"
-                and _placement_on(site.inputs[3], self.axis) == Shard(1)
-                and _placement_on(site.inputs[4], self.axis) == Shard(2)
-            ):
-                self.experts.append(scope)
+            if fn == "moe_experts":
+                self._read_experts(scope, site)
             if self._open and fn in VIEWS and self._is_gathered(site):
                 self.styles |= dict.fromkeys(self._open, "gathered")
                 self._open, self._between = [], []
             elif self._open:
                 self._between.append((scope, fn, site))
+
+    def _read_experts(self, scope: str, site: SitePlan) -> None:
+        split = tuple(_placement_on(weight, self.axis) for weight in site.inputs[3:5])
+        if split == (Shard(1), Shard(2)):
+            self.experts.append(scope)
+        elif split == (Shard(0), Shard(0)):
+            whole = "each expert lies on one of these ranks in the plan, and on all here"
+            self._add_note(whole, scope, kind=DifferenceKind.EXPERTS)
 
     def _is_gathered(self, site: SitePlan) -> bool:
         """Return whether the result of a view of open columns is gathered."""
