@@ -260,7 +260,8 @@ def test_a_plan_of_a_method_is_charted_and_can_be_chosen() -> None:
     # Whoever is sent the link, or loads the page again, sees the same rows.
     assert at.query_params["methods"] == "all"
     again = open_page("plans", **address, methods="all")
-    assert {row["id"] for row in table(again)} == {row["id"] for row in rows}
+    # A search in the background may have added plans of less memory meanwhile.
+    assert {row["id"] for row in table(again)} >= {row["id"] for row in rows}
 
 
 def test_a_page_of_plans_needs_neither_torch_nor_transformers() -> None:

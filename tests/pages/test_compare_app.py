@@ -84,7 +84,7 @@ def test_rows_that_differ_and_all_rows() -> None:
 
 def test_candidates_of_which_none_fits_are_no_picture() -> None:
     """A chart of points that all lie above the line of memory would hide that none of them can be run."""
-    at = open_page("plans", tab="block", cluster="1x8-h100", layers="2", memory="6")
+    at = open_page("plans", tab="block", layers="2", memory="6")
     assert not at.exception and not at.get("plotly_chart")
     assert any(m.value.startswith("No candidate fits: ") for m in at.info)
 

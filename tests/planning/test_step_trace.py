@@ -25,7 +25,9 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module", params=[pytest.param(c, marks=pytest.mark.slow if c == "no repeated block" else ()) for c in CASES]
+)
 def result(request: pytest.FixtureRequest) -> Result:
     return planned(CASES[request.param])
 
@@ -34,7 +36,6 @@ def seconds(step: list[TraceWork], stream: str, *kinds: str) -> float:
     return sum(w.seconds for w in step if w.stream == stream and (not kinds or w.kind in kinds))
 
 
-@pytest.mark.slow(only=("no repeated block",))
 def test_the_compute_stream_adds_up_to_the_simulated_step(result: Result) -> None:
     for plan in result.plans:
         step, cost, whole = step_work(plan, result.graph), plan.cost, simulate_step(plan, result.graph)
