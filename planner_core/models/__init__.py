@@ -18,7 +18,6 @@ from planner_core.models.loading import (
     VOCABULARY,
     brings_inputs,
     capture_graph,
-    complete_config,
     default_sizes,
     load_model,
     load_plan_graph,

@@ -393,14 +393,6 @@ def _check_sizes(name: str, size: Mapping[str, int], asked: Mapping[str, int | N
             )
 
 
-def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete a Hugging Face config by the defaults of its model type."""
-    require_packages("torch", "transformers")
-    from planner_core.models.sources import with_defaults
-
-    return with_defaults(config)
-
-
 def trains_on_tokens(model_class: str) -> bool:
     """Return whether the labels of a class of transformers are the tokens, which the model shifts: a file of tokens trains it."""
     return model_class.endswith(("ForCausalLM", "LMHeadModel"))

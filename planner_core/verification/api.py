@@ -32,7 +32,8 @@ from planner_core.core import (
     named_check,
 )
 from planner_core.cost import cost_model, even_copies
-from planner_core.models import capture_graph, complete_config, load_plan_graph
+from planner_core.models import capture_graph, load_plan_graph
+from planner_core.models.sources import with_defaults
 from planner_core.planning import retarget_plan, shrunk_configs, small_mesh
 from planner_core.runtime.stages import check_schedule
 from planner_core.verification.fake.group import verify_fake
@@ -189,7 +190,7 @@ def _small_configs(config: Mapping[str, Any], seq: int, layers: int) -> Iterator
 
     `seq`: tokens per sample of the plan.
     """
-    whole = complete_config(config)
+    whole = with_defaults(config)
     if len(whole) > len(config):
         yield from (small for small in shrunk_configs(config, layers, seq) if small != config)
     yield from shrunk_configs(whole if len(whole) > len(config) else config, layers, seq)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from planner_core.core import InputError, Shard, load_cluster
-from planner_core.models import capture_graph, complete_config, load_plan_graph
+from planner_core.models import capture_graph, load_plan_graph
+from planner_core.models.sources import with_defaults
 from planner_core.planning.derived.scaled_down import _other_layers
 from planner_core.planning.derived.small_config import shrink_config, shrunk_configs
 from planner_core.planning.methods import parse_layout
@@ -59,13 +60,13 @@ def test_a_model_of_two_kinds_of_layers_runs_as_planned(tmp_path: Path) -> None:
 
 def test_sizes_that_a_config_leaves_to_its_model_type_are_small_too() -> None:
     assert shrink_config({"model_type": "llama"}) == {"model_type": "llama"}
-    small = shrink_config(complete_config({"model_type": "llama", "num_hidden_layers": 3}))
+    small = shrink_config(with_defaults({"model_type": "llama", "num_hidden_layers": 3}))
     assert (small["num_hidden_layers"], small["hidden_size"], small["vocab_size"]) == (2, 64, 256)
-    parts = complete_config({"model_type": "clip", "text_config": {"hidden_size": 256}})
+    parts = with_defaults({"model_type": "clip", "text_config": {"hidden_size": 256}})
     assert parts["text_config"]["hidden_size"] == 256 and parts["text_config"]["num_hidden_layers"] == 12
     assert shrink_config(parts)["vision_config"]["hidden_size"] == 64
     assert "id2label" not in parts["vision_config"]
-    assert complete_config({"model_type": "unheard_of"}) == {"model_type": "unheard_of"}
+    assert with_defaults({"model_type": "unheard_of"}) == {"model_type": "unheard_of"}
 
 
 def test_a_staged_backbone_gives_the_features_that_its_head_asks_for() -> None:
@@ -85,7 +86,7 @@ def test_a_plan_of_a_config_without_sizes_is_scaled_down(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["zamba2", "efficientnet", "xlstm"])
 def test_sizes_that_depend_on_each_other_stay_consistent(kind: str) -> None:
-    small = shrink_config(complete_config({"model_type": kind}))
+    small = shrink_config(with_defaults({"model_type": kind}))
     assert capture_graph(small, batch=2, seq=32, dtype="float32").num_params < 1_000_000
 
 

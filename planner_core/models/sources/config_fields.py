@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner_core.core import InputError, named
+from planner_core.core import InputError, named, require_packages
 
 DEPTH_FIELDS = (
     "num_hidden_layers",
@@ -32,7 +32,8 @@ def default_config(data: Mapping[str, Any]) -> Any:
 
 
 def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the defaults of the model type to a config and its parts, without the fields that every config has."""
+    """Add the defaults of the model type to a config and its parts, without the fields that every config has. Raises NotInstalled."""
+    require_packages("transformers")
     from transformers import PretrainedConfig
 
     default = default_config(data)

@@ -38,14 +38,8 @@ class Positions:
         return 0 < self.number < seq
 
 
-def read_positions(config: Any) -> Positions:
-    """Read the positions of the text part of a config object."""
-    from planner_core.models.sources.labels import text_config
-
-    return _stated_positions(text_config(config))
-
-
-def _stated_positions(text: Any) -> Positions:
+def read_positions(text: Any) -> Positions:
+    """Read the positions of a config object, of a model with several parts that of its text (`labels.text_config`)."""
     for field in _FIELDS:
         number = getattr(text, field, None)
         if isinstance(number, int) and not isinstance(number, bool) and number > 0:
@@ -59,7 +53,7 @@ def check_positions(graph: Graph) -> Graph:
     Returns: the graph, with a note if its sequences are longer and the model computes positions.
     Raises InputError if positions are a table of the model, which ends there.
     """
-    limit, seq = _stated_positions(SimpleNamespace(**graph.config)), graph.workload["seq"]
+    limit, seq = read_positions(SimpleNamespace(**graph.config)), graph.workload["seq"]
     if not limit.beyond(seq):
         return graph
     # Learned positions are a table of [positions, width]; rotary ones are computed, and so are there at any length.

@@ -24,6 +24,7 @@ from planner_core.models.capture.checks.refusals import check_module
 from planner_core.models.capture.checks.refusals import format_line as line_of
 from planner_core.models.capture.module import to_meta
 from planner_core.models.sources.arguments import as_arguments, explain_unsupported, list_inputs_by_samples
+from planner_core.models.sources.labels import text_config
 from planner_core.models.sources.positions import Positions, read_positions, too_long_message, unused_seq_note
 from planner_core.models.zoo import ZOO, config_file, with_depth
 
@@ -122,7 +123,7 @@ def _config_source(
     from planner_core.models.sources.adapters import adapter_notes
 
     module, parsed, used = hf.build_from_config(data, dtype, layers)
-    limit = read_positions(parsed)
+    limit = read_positions(text_config(parsed))
     tokens = training_inputs.count_tokens(module, parsed, seq or limit.default_seq, dtype)
     notes = (
         *ignored_field_notes(data, type(module).__name__, dtype),
