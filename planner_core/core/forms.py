@@ -143,6 +143,12 @@ def shorten_value(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def shorten_error(error: BaseException, most: int = 200) -> str:
+    """Return an error's message in one line, cut after `most` characters; the name of its class if it has none."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def suggest_names(text: str, names: Sequence[str]) -> str:
     """Return the end of a sentence about an unknown name: the names that may be meant."""
     # A beginning is meant before letters alike: h200 is h200-sxm, although b200 has more of its letters in proportion.

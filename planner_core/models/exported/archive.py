@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner_core.core import InputError
+from planner_core.core import InputError, shorten_error
 
 SCHEMA_MAJOR = 8
 MAX_JSON_BYTES = 128 << 20
@@ -116,7 +116,7 @@ def read_exported(path: Path) -> ExportedProgram:
         OverflowError,
         RuntimeError,
     ) as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
+        why = f"{type(error).__name__}: {shorten_error(error, 80)}"
         raise InputError(
             f"{path} is an exported program that cannot be read ({why}); export it again with torch.export.save"
         ) from None

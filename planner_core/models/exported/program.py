@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core import CaptureError, InputError
+from planner_core.core import CaptureError, InputError, shorten_error
 from planner_core.models.capture.constants import MAX_COMPUTED_ELEMENTS
 from planner_core.models.exported import aten
 from planner_core.models.exported.archive import ExportedOp, ExportedProgram, TorchConstant, ValueName, read_exported
@@ -198,7 +198,7 @@ class ProgramRunner:
         except (CaptureError, InputError):
             raise
         except Exception as error:
-            words = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            words = f"{type(error).__name__}: {shorten_error(error, 160)}"
             raise CaptureError(
                 f"step {self.position} of the program ({step.target[:80]}{step.line}) cannot be run: {words}"
             ) from error

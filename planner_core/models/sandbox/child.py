@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from planner_core.core import Graph, PlannerError, graph_to_json
+from planner_core.core import Graph, PlannerError, graph_to_json, shorten_error
 from planner_core.models.loading import capture_file
 from planner_core.models.sandbox.memory_limit import LIMIT_BYTES, limit_memory
 
@@ -28,9 +28,7 @@ def main(argv: list[str]) -> None:
             ]
         }
     except BaseException as error:
-        reply = {
-            "error": [f"{source} could not be captured: {type(error).__name__}: {' '.join(str(error).split())[:200]}"]
-        }
+        reply = {"error": [f"{source} could not be captured: {type(error).__name__}: {shorten_error(error)}"]}
     with os.fdopen(write, "wb") as out:
         out.write(json.dumps(reply).encode() + b"\n")
     sys.stdout.flush()

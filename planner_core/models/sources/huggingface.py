@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core import CaptureError, InputError, is_plan_json, require_packages, shorten_value
+from planner_core.core import CaptureError, InputError, is_plan_json, require_packages, shorten_error, shorten_value
 from planner_core.models.adapters import LOOPS, register
 from planner_core.models.adapters.experts import NAME as EXPERTS
 from planner_core.models.hooks.model_parts import list_modules
@@ -75,10 +75,10 @@ def build_from_config(
             raise
         except ImportError as error:
             raise CaptureError(
-                f"{cls.__name__} needs a package that is not installed: {_short_message(error)}"
+                f"{cls.__name__} needs a package that is not installed: {shorten_error(error)}"
             ) from None
         except Exception as error:
-            reason = _explain_unknown_value(error, data) or f"{type(error).__name__}: {_short_message(error)}"
+            reason = _explain_unknown_value(error, data) or f"{type(error).__name__}: {shorten_error(error)}"
             raise CaptureError(f"{cls.__name__} cannot be built from this config: {reason}") from error
         register()  # once more: parts of the model may have imported further modeling files
     if LORA in data:
@@ -171,7 +171,7 @@ def read_config(data: Mapping[str, Any]) -> Any:
     try:
         config = AutoConfig.for_model(kind, **given)
     except Exception as error:
-        raise InputError(f"the {kind} config is not valid: {_short_message(error)}") from None
+        raise InputError(f"the {kind} config is not valid: {shorten_error(error)}") from None
     config.use_cache = False
     return config
 
@@ -291,8 +291,3 @@ def _transformers_version() -> str:
     import transformers
 
     return str(transformers.__version__)
-
-
-def _short_message(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text[:240] + ("..." if len(text) > 240 else "") if text else type(error).__name__

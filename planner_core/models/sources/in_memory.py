@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import textwrap
 from collections.abc import Callable, Mapping
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -15,7 +14,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError, InputError
+from planner_core.core import CaptureError, InputError, shorten_error
 from planner_core.models.capture.checks.refusals import check_gradient_hooks
 from planner_core.models.hooks.model_parts import list_buffers, list_modules, list_parameters
 from planner_core.models.hooks.torch_private import storage_id
@@ -90,7 +89,7 @@ def copy_module(module: nn.Module, tensors: Mapping[int, torch.Tensor]) -> nn.Mo
     except Exception as error:
         what = f"{type(module).__name__} cannot be copied{_find_uncopyable(module, tensors)}"
         raise CaptureError(
-            f"{what} ({type(error).__name__}: {_shorten_message(error)}); "
+            f"{what} ({type(error).__name__}: {shorten_error(error, 150)}); "
             "let a function of a file build it, and give path/to/file.py:function"
         ) from None
     for part in copied.modules():
@@ -127,11 +126,6 @@ def _find_uncopyable(module: nn.Module, memo: Mapping[int, Any]) -> str:
             except Exception:
                 return f": {name}.{key}".replace(": .", ": ") + f" is a {type(value).__name__}"
     return ""
-
-
-def _shorten_message(error: Exception) -> str:
-    """Shorten the message of an error at a word."""
-    return textwrap.shorten(str(error), 150, placeholder=" ...")
 
 
 def _rebind_function(function: FunctionType, memo: dict[int, Any]) -> FunctionType:

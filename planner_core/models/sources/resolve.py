@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError, InputError, NeedsValues, is_file, named, shorten_value
+from planner_core.core import CaptureError, InputError, NeedsValues, is_file, named, shorten_error, shorten_value
 from planner_core.models.capture.checks.refusals import check_module
 from planner_core.models.capture.checks.refusals import format_line as line_of
 from planner_core.models.capture.module import to_meta
@@ -222,9 +222,8 @@ def _run_python(source: str, device: str) -> ModelSource:
         raise
     # SystemExit too: a script may end itself when it is imported.
     except (Exception, SystemExit) as error:
-        words = " ".join(str(error).split())[:200]
         where = line_of(traceback.extract_tb(error.__traceback__))
-        message = f"{source} did not return a model: {type(error).__name__}: {words}{where}"
+        message = f"{source} did not return a model: {type(error).__name__}: {shorten_error(error)}{where}"
         if _asks_for_values(error):
             raise NeedsValues(message, what=f"{source} asks tensors for values while it builds the model") from None
         raise CaptureError(message) from None
