@@ -9,7 +9,10 @@ from planner_core.planning import Result
 
 
 def show_searches(result: Result) -> None:
-    """Start what is still to be searched, and draw a line for it; a page shows the answer as soon as there is one."""
+    """Start what is still to be searched, and draw a line for it; a page shows the answer as soon as there is one.
+
+    Not on Compare: a page that is drawn anew closes the list from which a reader is choosing.
+    """
     if less_memory.is_pending() or pipeline_plan.is_pending() or proof.is_pending(result):
         _follow(result)
 

@@ -7,7 +7,7 @@ import streamlit as st
 from explorer.address import pins, settings
 from explorer.analysis import step_parts
 from explorer.analysis.shortlist import choose_opponent
-from explorer.components import comparing, frame, plan_numbers, searches, step_in_time
+from explorer.components import comparing, frame, plan_numbers, step_in_time
 from explorer.components.overview import table
 from explorer.components.plans import methods_panel
 from explorer.session import current_setup, state
@@ -59,7 +59,6 @@ def page() -> None:
     against = step_parts.fastest_other(current, first)
     homes = {n: current_setup.result_of(n, result) for n in current}
     st.markdown(frame.escape(words.compare_steps(current[first], current[against])))
-    searches.show_searches(result)
     step_in_time.show_steps(current, homes)
     comparing.show_step_parts(current, homes, against)
     comparing.show_memory_and_traffic(current, homes)

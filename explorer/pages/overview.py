@@ -86,8 +86,8 @@ def show_uneven_batch(result: Result) -> None:
 
 
 def notes_of(result: Result) -> list[Note]:
-    """Return what a reader has to know beside the numbers, without what the banner, the sentence at the top and the remedies say."""
-    said = (NoteKind.UNEVEN_BATCH, NoteKind.REPEATED_WORK, NoteKind.DEFAULT_BATCH, NoteKind.SHORTAGE)
+    """Return what a reader has to know beside the numbers, without what the banner, the first line, the remedies and hovers say."""
+    said = (NoteKind.UNEVEN_BATCH, NoteKind.REPEATED_WORK, NoteKind.DEFAULT_BATCH, NoteKind.SHORTAGE, NoteKind.KERNELS)
     notes = dict.fromkeys((*list_notes(result), *map(Note, result.graph.assumptions)))
     return [note for note in notes if note.kind not in said]
 

@@ -48,6 +48,8 @@ def _word_tool(term: Term) -> str:
 
 
 def _word_option(term: Term) -> str:
+    if term.name == "tool" and term.value in TARGETS:
+        return f"“run with {TARGETS[term.value].title}”"
     control = OPTIONS[term.name].control
     if term.name == "memory_gb" and term.value is not None:
         # rounded up: what would do must do

@@ -113,6 +113,9 @@ def test_the_first_page_sets_the_plans_beside_each_other() -> None:
     assert all(re.search(r"may take 73.3 GiB, 92 % of the GPU.*may take 79.6 GiB", c["hover"]) for c in memory.values())
     assert all(filled <= likely <= 1 for filled, likely, _ in (cell["memory"] for cell in memory.values()))
     assert "FSDP 16 takes" in words(at)
+    # Whose kernels a row is on is said at its word, not in a line of the page.
+    assert "“run with Megatron-LM” plans for its own" in json.loads(drawn.json)["terms"]["Megatron-LM"]
+    assert "kernels" not in words(at)
 
 
 def test_words_of_names_are_defined_and_lead_to_their_lessons() -> None:

@@ -15,9 +15,10 @@ from explorer.components import frame
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import current_setup, state
 from explorer.text import glossary, recipe, units, words
-from planner_core.core import Plan
+from planner_core.core import NoteKind, Plan
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Request, Result
+from planner_core.planning.analysis import list_notes
 from planner_core.planning.methods import EXACT
 from planner_core.planning.pricing import ReservedMemory, Speed, count_model_flops, measure_speed, predict_reserved
 
@@ -97,7 +98,11 @@ def draw_plans(
     limit = f" of {capacities.pop()}" if len(capacities) == 1 else ""
     head.append(_name_column(rows, 2, f"memory; reserved{limit}"))
     labels = ["step", "sent, exposed", "memory, reserved"]
-    frame.choose_row("plans_table", "Plans", head, rows, choose, chosen=chosen, terms=glossary.ROW_WORDS, labels=labels)
+    terms = glossary.ROW_WORDS
+    for note in list_notes(result):
+        if note.kind is NoteKind.KERNELS:
+            terms = {**terms, "Megatron-LM": state.page_wording(note)}
+    frame.choose_row("plans_table", "Plans", head, rows, choose, chosen=chosen, terms=terms, labels=labels)
     _show_legend(parts, names.values() if links else ())
     return parts
 

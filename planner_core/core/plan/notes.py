@@ -52,6 +52,8 @@ class NoteKind(Enum):
     """What the plan's method admits; the sentence begins with the method's title, which is the plan's name."""
     UNKNOWN_HOST = "unknown host"
     """The step has no waits for the host, whose pace was not measured on the plan's stack."""
+    KERNELS = "kernels"
+    """Whose kernels the rows of a tool's layout are on; pages say it at the tool's name."""
     EDIT = "edit"
     """Which weights were placed by hand, and from which plan the rest comes."""
     REMARK = "remark"

@@ -46,7 +46,11 @@ def list_notes(result: Result) -> tuple[Note, ...]:
     """List what a reader has to know beside the numbers: what the request's tool costs, what the passes noted, and that a stock tool has
     kernels of its own."""
     price = describe_tool_price(result.tool_price) if result.tool_price else Sentence()
-    return (*map(Note, filter(None, [price])), *result.notes, *map(Note, filter(None, [describe_kernels(result)])))
+    return (
+        *map(Note, filter(None, [price])),
+        *result.notes,
+        *(Note(s, NoteKind.KERNELS) for s in [describe_kernels(result)] if s),
+    )
 
 
 def word_notes(result: Result, word: Callable[[Term], str] = str) -> list[str]:
