@@ -412,6 +412,7 @@ def test_the_deepspeed_file_of_a_trainer_is_read_to_its_end(tmp_path: Path) -> N
         ("a.yml", "actor_rollout_ref: {a: 1}", "is of verl, whose files are not read"),
         ("a.yml", AXOLOTL.replace("dp_shard_size: 4", "dp_shard_size: 8"), "are 8 ranks, but 4 are left"),
         ("a.toml", "[tool]\nname = 'x'", "has the keys tool, by which no tool is known"),
+        ("a.toml", "[experimental]\npipeline_parallel_degree = 2", "layout states pipeline stages as pp=N"),
         (
             "a.sh",
             "--tensor-model-parallel-size 2 --optimizer-cpu-offload --optimizer-offload-fraction 0.5",
