@@ -11,7 +11,14 @@ from dataclasses import replace
 import pytest
 
 from planner_core.core import InputError, Pipeline, StageCost, load_cluster, plan_from_json, plan_to_json
-from planner_core.cost import PipelineTime, even_copies, simulated_pipeline, stage_plans
+from planner_core.cost import (
+    PipelineTime,
+    cost_model_of,
+    even_copies,
+    simulated_pipeline,
+    stage_memories,
+    stage_plans,
+)
 from planner_core.cost.resolved_ops import RECEIVE
 from planner_core.cost.schedule.pipeline import (
     Order,
@@ -26,6 +33,7 @@ from planner_core.cost.schedule.pipeline import (
     timing,
 )
 from planner_core.cost.schedule.pipeline.orders import steady_situations
+from planner_core.models import load_plan_graph
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.stages import stage_trace
@@ -353,6 +361,20 @@ def _of(pricer: Pricer, words: Statement) -> tuple:
 def test_seven_layers_on_two_stages(pricer: Pricer) -> None:
     plan = pricer.plan(stated("dp=4,tp=2,pp=2").but(layers=7))
     assert plan and plan.pipeline and plan.pipeline.copies == (4, 3) == even_copies(7, 2)
+
+
+def test_what_is_handed_on_as_it_came_is_held_once() -> None:
+    """T5's third of four stages hands on the encoder's output and the position bias in the buffers that it received them into. Both were
+    counted as copies, once in each micro-batch in flight."""
+    stated = Statement(parse_layout("dp=1,pp=4"), accumulate=4, seq=256, layers=3)
+    plan = Pricer("t5-large", load_cluster("1x8-h100:gpus=4")).plan(stated)
+    assert plan is not None and plan.pipeline is not None
+    graph = load_plan_graph(plan)
+    stages = stage_plans(plan.blocks, graph, plan.pipeline)
+    memories = stage_memories(stages, cost_model_of(plan))
+    own = [set(stage.gives) - set(stage.takes) for stage in stages]
+    assert [m.sent for m in memories] == [sum(graph.top.values[v].meta.num_bytes for v in made) for made in own]
+    assert len(stages[2].gives) > len(own[2]) == 1
 
 
 @pytest.mark.parametrize("model", ["t5-large", "resnet50-100k"])

@@ -76,7 +76,8 @@ def _stage_memory(stage: StagePlan, states: Mapping[int, State], model: CostMode
     """`states`: how each tensor that it hands on lies on the mesh."""
     top = stage.graph.top
     gradients = {v: local_bytes(top, v, s.gradient, model) for v, s in states.items() if top.values[v].grad}
-    sent = sum(local_bytes(top, v, s.forward, model) for v, s in states.items())
+    # What is handed on as it came stays in the buffer that received it.
+    sent = sum(local_bytes(top, v, s.forward, model) for v, s in states.items() if v not in stage.takes)
     taken = boundary_states(stage).items()
     returned = sum(local_bytes(top, v, s.gradient, model) for v, s in taken if top.values[v].grad)
     moments = stage_moments(stage.blocks, stage.graph, model, gradients, sent, walked)
