@@ -209,6 +209,20 @@ def test_a_tool_bounds_the_search_names_the_plan_and_chooses_the_export() -> Non
     assert any("torchtitan.train" in c.value and "PYTORCH_ALLOC_CONF" in c.value for c in at.code)
 
 
+def test_the_page_compares_what_it_recommends_for_a_tool_with_the_best_of_all() -> None:
+    """The first page and the report have one sentence, of the plan with stages and not of the best of one stage."""
+    at = open_page(
+        "overview", model="llama-3-8b", layers="4", cluster="2x8-h100:inter=3", tool="megatron", plan="stages"
+    )
+    assert not at.exception
+    assert table(at)[0]["what"].startswith("recommended: with pipeline stages")
+    recommended = table(at)[0]["cells"][0]
+    (said,) = [c.value.replace("\\", "") for c in at.caption if "For Megatron" in c.value]
+    step = f"{recommended['figure']} {recommended['unit']}".strip()
+    assert said.startswith(f"For Megatron-LM: a step takes {step} on its own kernels, ")
+    assert said.endswith("which the torchrun script runs).")
+
+
 def test_nothing_is_written_before_a_form_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 

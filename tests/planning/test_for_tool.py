@@ -335,5 +335,5 @@ def test_rows_of_megatron_say_whose_kernels_they_are_on(changes: dict[str, str],
     said = [n for n in map(str, list_notes(result)) if n.startswith("Megatron-LM's rows are on PyTorch's kernels")]
     assert bool(said) == hint
     if hint:
-        assert "; --for megatron plans for its own" in text(result, word=option_switch)
-        assert '; tool="megatron" plans for its own' in "".join(plan_report(result)["notes"])
+        assert "; planned with --for megatron it has its own" in text(result, word=option_switch)
+        assert '; planned with tool="megatron" it has its own' in "".join(plan_report(result)["notes"])

@@ -70,7 +70,7 @@ def describe_kernels(result: Result) -> Sentence:
     if not (rows and is_searched and may_be_asked):
         return Sentence()
     what = "Megatron-LM's rows are on PyTorch's kernels, as all others are; "
-    return Sentence(what, named("tool", STOCK_TOOL), " plans for its own, which may be quicker")
+    return Sentence(what, "planned with ", named("tool", STOCK_TOOL), " it has its own, which may be quicker")
 
 
 def describe_tool_price(price: ToolPrice) -> Sentence:
