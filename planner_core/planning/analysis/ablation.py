@@ -27,7 +27,8 @@ DESCRIPTIONS = {
 }
 """What each step adds, as text. The last step, `space`, has the method's own text (see `Method.space`)."""
 
-ATP_WORDS = "not proven: by the search of a further step"
+FOUND_IN_SMALLER_SPACE = "not proven: by the search of a further step"
+"""The note of a step whose plan a later step, of a smaller space, has found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class AblationStep:
             return step
         others = (note for note in self.plan.notes if note.kind is not NoteKind.GAP)
         bound = step.plan.bound if step.plan else None
-        notes = (Note(ATP_WORDS, NoteKind.SCOPE), *others)
+        notes = (Note(FOUND_IN_SMALLER_SPACE, NoteKind.SCOPE), *others)
         return replace(step, plan=replace(self.plan, method=EXACT.name, optimal=False, bound=bound, notes=notes))
 
 
