@@ -369,3 +369,14 @@ def test_a_better_plan_under_the_same_id_has_its_own_parts(monkeypatch: pytest.M
     first, better = (p for p in result.plans if not p.pipeline and p.name in ("best", "FSDP"))
     for plan in (first, better):
         assert sum(table.step_parts_of("best", plan, result).values()) == pytest.approx(plan.cost.step_time_s)
+
+
+def test_a_methods_plan_is_no_row_of_the_first_page(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare opened on the best plan and TAP's: both have the name that the best plan of an answer has."""
+    plans = plan_ids(result.plans)
+    settings = {"method": "exact", "tool": ""}
+    monkeypatch.setattr(table.state, "value", settings.__getitem__)
+    monkeypatch.setattr(table.state, "values", settings.copy)
+    of_method = {"tap@": replace(result.best, method="tap")}
+    for chosen in plans:
+        assert table.list_plans(result, {**plans, **of_method}, chosen) == table.list_plans(result, plans, chosen)

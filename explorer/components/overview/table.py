@@ -49,8 +49,9 @@ def speed_of(plan: Plan, home: Result) -> Speed:
 
 def list_plans(result: Result, plans: Mapping[str, Plan], chosen: str) -> list[ListedPlan]:
     """Return the rows of the first page: a few plans of the settings, and the chosen one, which alone may be a pin or a method's plan."""
-    names = {p.name for p in result.plans}
-    own = {n: p for n, p in plans.items() if p.name in names or p.method == step_parts.STATED_METHOD}
+    # Not by their names: the plan of a method is the best one of its own answer, and has that name.
+    of_result = {id(p) for p in result.plans}
+    own = {n: p for n, p in plans.items() if id(p) in of_result or p.method == step_parts.STATED_METHOD}
     tool = state.value("tool") if state.value("method") == EXACT.name else ""
     return add_chosen(shortlist(own, result.choice, settings.TOOLS[tool] if tool else ""), plans, chosen)
 
