@@ -32,6 +32,12 @@ LARGE = replace(ASKED, model="llama-3-70b", cluster="2x8-h100:inter=5", batch=64
 
 
 @cache
+def with_stages(tool: str | None) -> Result:
+    """The answer for a tool or for none, with stages and nothing else beside the best plan of one stage."""
+    return plan_model(replace(ASKED, tool=tool), passes={"stages": PASSES["stages"]})
+
+
+@cache
 def best_with_stages(request: Request) -> Plan:
     found = search_stages(prepare_planner(replace(request, accumulate=1)))
     assert found is not None
@@ -84,7 +90,7 @@ def test_no_stated_layout_is_quicker(tool: str) -> None:
 
 
 def test_the_answer_for_a_tool_has_stages() -> None:
-    result = plan_model(replace(ASKED, tool="megatron"), passes={"stages": PASSES["stages"]})
+    result = with_stages("megatron")
     plan = result.recommended
     assert plan is result.staged and plan.cost.step_time_s < result.best.cost.step_time_s
     assert any(str(n).startswith("the best found with stages that megatron can be told: at most") for n in plan.notes)
@@ -97,8 +103,7 @@ def test_the_answer_for_a_tool_has_stages() -> None:
 def test_the_price_of_a_tool_is_of_what_is_recommended() -> None:
     """Mixtral on 32 H100: "15.5 % slower than the best of all", of Megatron-LM's best of one stage beside the script's. With stages, which were
     recommended, it was 10 % quicker; on slow links the script's best has stages too, and that was not said."""
-    stages = {"stages": PASSES["stages"]}
-    free = plan_model(ASKED, passes=stages)
+    free = with_stages(None)
     for tool in ("megatron", "fsdp2"):
         first = plan_model(replace(ASKED, tool=tool), passes={"first stages": FIRST_PASSES["first stages"]})
         assert first.tool_price is None and not [n for n in list_notes(first) if str(n).startswith(f"for {tool}: ")]
@@ -112,8 +117,7 @@ def test_the_price_of_a_tool_is_of_what_is_recommended() -> None:
         assert f" takes {time_amount(price.step_s)}" in note and f"({time_amount(free_s)}, " in note
         assert ("faster than" in note) == (price.step_s < free_s)
         assert note in text(result) and note in plan_report(result)["notes"]
-        whole = plan_model(replace(ASKED, tool=tool), passes=stages)
-        assert whole.tool_price == price
+        assert with_stages(tool).tool_price == price
     assert prove(result).tool_price == price
     assert (price.own_kernels, result.staged) == (False, None), "FSDP2 has no stages, and the script's kernels"
 
