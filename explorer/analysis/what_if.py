@@ -30,8 +30,8 @@ from planner_core.planning import (
     candidate_meshes,
     choose_mesh,
     choose_micro_batches,
+    find_faster_baseline,
     least_state_bytes,
-    plan_baselines,
     plan_model,
     prepare_planner,
     rare_collections,
@@ -105,13 +105,15 @@ def quick_plan(request: Request, before: Plan, graph: GraphSource = None) -> Pla
             with suppress(NoPlanFits):
                 below = _least_value(planner, plans)
                 plans.append(choose_mesh(_at_number(planner, more, graph), options, below=below, prove=False))
+    best = min((p for p in plans if p.fits), key=lambda p: p.cost.step_time_s, default=None)
     if request.tool is None and any(plan.cost.host_wait_s for plan in plans):
         usual = _mesh_sizes(cluster, planner.workload.graph_batch)
         # where every GPU has samples data parallel is the usual layout, else those that split weights
         names = TENSOR_PARALLEL if len(usual) > 1 else ("data-parallel",)
         of_these = {name: BASELINES[name] for name in names}
-        plans += plan_baselines(planner, [m for m in meshes if m.axis_sizes == usual], baselines=of_these)
-    return min((p for p in plans if p.fits), key=lambda p: p.cost.step_time_s, default=None)
+        below = best.cost.step_time_s if best else math.inf
+        best = find_faster_baseline(planner, [m for m in meshes if m.axis_sizes == usual], of_these, below) or best
+    return best
 
 
 def _least_value(planner: Planner, plans: Sequence[Plan]) -> float:

@@ -28,7 +28,7 @@ from planner_core.planning.derived import (
     small_mesh,
 )
 from planner_core.planning.derived.edit import Editable
-from planner_core.planning.fitting.baselines import plan_baselines
+from planner_core.planning.fitting.baselines import find_faster_baseline, plan_baselines
 from planner_core.planning.fitting.for_tool import follow_tp_layout, runs_on_stock_tools
 from planner_core.planning.fitting.front import (
     TRADE_OFF,

@@ -1,4 +1,5 @@
-"""Baselines whose program recomputes all blocks or none have rows that it runs, and none of its uniform settings is faster."""
+"""Baselines whose program recomputes all blocks or none have rows that it runs, and none of its uniform settings is faster; and for which
+baselines and meshes networks are built."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 
 from planner_core.core import Plan, load_cluster
 from planner_core.planning import Request, plan_model
-from planner_core.planning.fitting.baselines import NEARLY_LEAST, plan_baselines
+from planner_core.planning.fitting.baselines import NEARLY_LEAST, find_faster_baseline, plan_baselines
 from planner_core.planning.fitting.micro_batch_numbers import MicroBatchNumbers
 from planner_core.planning.methods import BASELINES, Layout, parse_layout
 from planner_core.planning.pipeline import FIRST_PASSES
@@ -64,6 +65,36 @@ def test_a_switch_that_cannot_win_has_no_network(monkeypatch: pytest.MonkeyPatch
     found = rows(memory_gb=40, batch=64, seq=4096, accumulate=8)
     assert all(found[method].workload["recompute"] == "none" for method in ONE_SWITCH)
     assert "none" in built and "full" not in built
+
+
+def test_a_mesh_whose_data_ranks_lack_samples_has_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four samples cannot be dealt out to eight data ranks; half of the networks of small requests were built to see that."""
+    built, build = [], Planner.problem
+
+    def spy(planner: Planner, mesh: Any, *args: Any, **named: Any) -> Any:
+        built.append(build(planner, mesh, *args, **named))
+        return built[-1]
+
+    planner = prepare_planner(Request("llama-3-8b", "1x8-h100", batch=4, layers=2))
+    monkeypatch.setattr(Planner, "problem", spy)
+    plans = plan_baselines(planner, candidate_meshes(planner.request, planner.cluster))
+    assert {p.method for p in plans} >= set(ONE_SWITCH)
+    assert built and not any(problem.is_infeasible for problem in built)
+
+
+def test_the_fastest_baseline_is_the_fastest_row_that_fits() -> None:
+    asked = Request("llama-3-8b", "1x8-h100", batch=8, layers=2)
+    planner = prepare_planner(asked)
+    meshes = candidate_meshes(asked, planner.cluster)
+    row = min(plan_baselines(planner, meshes), key=lambda p: p.cost.step_time_s)
+    step_s = row.cost.step_time_s
+    assert row.fits
+    faster = find_faster_baseline(planner, meshes, BASELINES, step_s * 1.01)
+    assert faster is not None and (faster.method, faster.cost) == (row.method, row.cost)
+    assert find_faster_baseline(planner, meshes, BASELINES, step_s) is None
+    # the same rows in memory that none of them fits
+    small = prepare_planner(Request("llama-3-8b", "1x8-h100", batch=8, layers=2, memory_gb=1))
+    assert plan_baselines(small, meshes) and find_faster_baseline(small, meshes, BASELINES, step_s * 100) is None
 
 
 @pytest.mark.parametrize(("method", "layout"), [("megatron", "tp=4"), ("megatron-sp", "tp=4,sp")])

@@ -42,7 +42,7 @@ from planner_core.search import (
     search_within_budget,
 )
 from planner_core.search.algebra import Incumbent, PointAllowance, best_first
-from planner_core.search.network import Problem
+from planner_core.search.network import Problem, Restriction
 
 DEAL_OUT_SAMPLES = ("data-parallel", "fsdp")
 """The baselines that give every GPU samples of its own."""
@@ -84,6 +84,20 @@ def plan_baselines(
         plan = _BaselineSearch(baseline, options, numbers, recompute, chosen_s).best_over_numbers()
         plans += [plan] if plan is not None else []
     return plans
+
+
+def find_faster_baseline(
+    planner: Planner, options: list[DeviceMesh], baselines: Mapping[str, Method], below: float
+) -> Plan | None:
+    """Return the plan of the shortest step of these baselines over the meshes, with the planner's micro-batches; None if none fits that
+    takes less than `below` seconds."""
+    numbers = MicroBatchNumbers(planner, None, lambda text: None, several=False)
+    best = Incumbent[Plan](below)
+    for baseline in baselines.values():
+        search = _BaselineSearch(baseline, options, numbers, "none", math.inf)
+        if (plan := search.plan_that_fits(search.number, best.value)) is not None:
+            best.offer(plan.cost.step_time_s, plan)
+    return best.solution
 
 
 def plan_stated_layout(
@@ -213,20 +227,24 @@ class _BaselineSearch:
     def has_samples(self, number: int, mesh: DeviceMesh) -> bool:
         """Return whether the baseline suits a mesh and its data ranks can share the samples of a micro-batch. If not, no larger number
         helps."""
-        graph = self.numbers.under(number, self.saving_policy).graph
-        rules = self.baseline.restrict(graph, mesh)
-        return rules is not None and not (isinstance(rules, AxisRules) and graph.workload["batch"] % rules.ranks)
+        return self.rules(self.numbers.under(number, self.saving_policy).graph, mesh) is not None
 
-    def plan_that_fits(self, number: int) -> Plan | None:
-        """Return the best plan at one number; None if none fits. Recomputation is allowed if the fastest plan without it does not fit."""
+    def rules(self, graph: Graph, mesh: DeviceMesh) -> Restriction | None:
+        """Return what the baseline forbids on a mesh; None if it does not suit it or cannot deal out the graph's samples."""
+        rules = self.baseline.restrict(graph, mesh)
+        return None if isinstance(rules, AxisRules) and graph.workload["batch"] % rules.ranks else rules
+
+    def plan_that_fits(self, number: int, below: float = math.inf) -> Plan | None:
+        """Return the best plan at one number; None if none fits in less than `below` seconds. Recomputation is allowed if the fastest plan
+        without it does not fit."""
         if self.has_one_switch:
-            return self.plan_under_switch(number)
+            return self.plan_under_switch(number, below=below)
         first, saving = (self.numbers.under(number, policy) for policy in (self.first_policy, self.saving_policy))
         with first.clock("baselines"):
             fast = possible_winners(self.problems(first), "time") if saving is not first else []
             # Recomputation only adds work, so it is allowed only where no fastest plan without it fits.
             fits = any(rough_plan_fits(p, first.graph, self.budget, "time") for p in fast)
-        return self.best_plan(first if fits else saving)
+        return self.best_plan(first if fits else saving, below)
 
     def plan_under_switch(self, number: int, before: int | None = None, below: float = math.inf) -> Plan | None:
         """Return the best plan at one number with all blocks recomputed or none; None if none fits in less than `below` seconds.
@@ -302,7 +320,8 @@ class _BaselineSearch:
             key = id(planner), mesh
             if key in self._problems:
                 continue
-            restrict = self.baseline.restrict(planner.graph, mesh)
+            # Most meshes of many GPUs fail at the samples, which costs no network to see.
+            restrict = self.rules(planner.graph, mesh)
             self._least_s[key] = math.inf if restrict is None else self.least_s(less, mesh)
             if self._least_s[key] < below:
                 self._problems[key] = problem = planner.problem(mesh, restrict, zero=zero, usual=True)
