@@ -11,7 +11,8 @@ from explorer.address import settings
 from explorer.analysis.remedies import Remedy, remedy_ladders
 from explorer.analysis.step_parts import memory_limit_bytes
 from explorer.components import frame
-from explorer.session import pipeline_plan, state
+from explorer.session import state
+from explorer.session.later_searches import STAGES_SEARCH
 from explorer.text import recipe, units
 from explorer.text.shortage import Shortage
 from planner_core.core import InputError, NoteKind, Plan, PlannerError, load_cluster
@@ -23,7 +24,7 @@ def show_remedies(result: Result, plans: Mapping[str, Plan]) -> None:
     """Draw how much memory is missing, and what would fit. `plans`: those of the table, with the visitor's own setup."""
     tool, limit, capacity = result.request.bounding_tool, memory_limit_bytes(result), result.cluster.gpu.memory_bytes
     shortage = Shortage.of(
-        result, plans.values(), settings.TOOLS[tool] if tool else "", searching=pipeline_plan.is_pending()
+        result, plans.values(), settings.TOOLS[tool] if tool else "", searching=STAGES_SEARCH.is_pending()
     )
     least = shortage.least_bytes
     st.markdown(f"### {frame.escape(shortage.head)}")

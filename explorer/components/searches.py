@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from explorer.session import less_memory, pipeline_plan, proof, state
+from explorer.session import later_searches, state
 from planner_core.planning import Result
 
 
@@ -13,7 +13,7 @@ def show_searches(result: Result) -> None:
 
     Not on Compare: a page that is drawn anew closes the list from which a reader is choosing.
     """
-    if less_memory.is_pending() or pipeline_plan.is_pending() or proof.is_pending(result):
+    if any(search.is_pending() for search in later_searches.SEARCHES):
         _follow(result)
 
 
@@ -21,15 +21,8 @@ def show_searches(result: Result) -> None:
 def _follow(result: Result) -> None:
     """Draw a line for the search in the background; once it has an answer, the page shows it."""
     known = state.known_result(state.current_request())
-    if known and known.reasons.keys() != result.reasons.keys():
+    search = next((one for one in later_searches.SEARCHES if one.is_pending()), None)
+    if search is None or (known and known.reasons.keys() != result.reasons.keys()):
         state.rerun_page()
-    elif less_memory.is_pending():
-        job, line = less_memory.start_search(), "Looking for less memory …"
-    elif pipeline_plan.is_pending():
-        job, line = pipeline_plan.start_search(), "Looking at pipeline stages …"
-    elif proof.is_pending(result):
-        job, line = proof.start(result), "Proving the best plan …"
-    else:
-        state.rerun_page()
-    if not job.done:
-        st.caption(line)
+    if not search.start().done:
+        st.caption(search.line)

@@ -210,7 +210,7 @@ def plan_request(request: Request, progress: Progress | None = None) -> Result:
     """Plan a request; results are shared by all sessions, the least recently used are forgotten.
 
     `progress` is told each pass, and may raise to stop. The result is also kept under its own request, in which everything
-    that the search chose is stated. Stages are searched behind it (`pipeline_plan`): a visitor reads the first answer meanwhile.
+    that the search chose is stated. Stages are searched behind it (`later_searches`): a visitor reads the first answer meanwhile.
     """
     waiting = (lambda: progress("another visitor's planning of the same")) if progress else (lambda: None)
     result = _plans().get(

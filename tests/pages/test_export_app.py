@@ -9,7 +9,8 @@ from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
 
 from explorer.jobs import export as exporting
-from explorer.session import pipeline_plan, state
+from explorer.session import state
+from explorer.session.later_searches import STAGES_SEARCH, LaterSearch
 from explorer.text.recipe import layout_name
 from planner_core.core import Plan
 from planner_core.planning import Result
@@ -37,8 +38,8 @@ def test_the_export_keeps_the_plan_that_it_was_opened_for(monkeypatch: pytest.Mo
         return results[-1]
 
     monkeypatch.setattr(state, "current_result", current)
-    monkeypatch.setattr(pipeline_plan, "is_pending", lambda: not arrived)
-    monkeypatch.setattr(pipeline_plan, "start_search", lambda: SimpleNamespace(done=False))
+    monkeypatch.setattr(LaterSearch, "is_pending", lambda self: self is STAGES_SEARCH and not arrived)
+    monkeypatch.setattr(LaterSearch, "start", lambda self: SimpleNamespace(done=False))
     monkeypatch.setattr(exporting, "export", lambda p, *_, **__: exporting.ExportedFile(f"file of {p.name}", ()))
     at = open_page("overview", **SMALL, layers="3")
     at.button(key="export").click().run()

@@ -6,14 +6,15 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from explorer.address import settings
-from explorer.session import less_memory, proof, state
+from explorer.session import later_searches, state
+from explorer.session.later_searches import LESS_MEMORY_SEARCH, PROOF_SEARCH, LaterSearch
 from planner_core.core import Plan
 from planner_core.planning import LESS_MEMORY, Progress, Request, Result, add_less_memory
 from tests.pages.test_app import open_page
@@ -34,7 +35,7 @@ def forget() -> Iterator[None]:
     """Nothing of these results may reach another test."""
     yield
     state._plans.clear()
-    proof._results.clear()
+    later_searches._results.clear()
 
 
 @pytest.fixture
@@ -54,15 +55,23 @@ def what_of_rows(at: AppTest) -> str:
     return " | ".join(row["what"] for row in json.loads(drawn.json)["rows"])
 
 
-def run_after(at: AppTest, job: str) -> None:
+def run_after(at: AppTest, search: LaterSearch) -> None:
     """Draw the page anew once its background search has ended, however long that takes.
 
     A run during which it ends takes the line of the search away and still draws the old table.
     """
-    while not at.session_state["jobs"][job].done:
+    while not at.session_state["jobs"][search.name].done:
         time.sleep(0.01)
     at.run()
     assert not at.exception
+
+
+def improve_by(
+    monkeypatch: pytest.MonkeyPatch, search: LaterSearch, improve: Callable[[Result, Progress], Result]
+) -> None:
+    """Let a search behind the answer return what `improve` does."""
+    others = [replace(one, improve=improve) if one is search else one for one in later_searches.SEARCHES]
+    monkeypatch.setattr(later_searches, "SEARCHES", tuple(others))
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, first: Result) -> AppTest:
@@ -80,20 +89,21 @@ def test_the_line_settles_when_the_gap_is_closed(monkeypatch: pytest.MonkeyPatch
     ready: list[bool] = []
 
     def prove(result: Result, progress: Progress) -> Result:
-        assert result is first
+        assert result.plans is first.plans
         while not ready:
             progress("search on 8 world")
             time.sleep(0.01)
         return proven
 
-    monkeypatch.setattr(proof, "prove", prove)
+    improve_by(monkeypatch, PROOF_SEARCH, prove)
     at = opened(monkeypatch, first)
     assert "Proving the best plan" in captions(at)
     assert "the best plan, at most 2 % above the bound" in what_of_rows(at)
     ready.append(True)
-    run_after(at, "proof")
+    run_after(at, PROOF_SEARCH)
     assert "the best plan, proven" in what_of_rows(at) and "Proving" not in captions(at)
-    assert state.known_result(state_request(at)) is proven
+    known = state.known_result(state_request(at))
+    assert known is not None and known.plans is proven.plans
 
 
 def test_plans_of_less_memory_come_behind_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,13 +114,13 @@ def test_plans_of_less_memory_come_behind_the_first_answer(monkeypatch: pytest.M
         drawn.wait()
         return add_less_memory(result, progress)
 
-    monkeypatch.setattr(less_memory, "add_less_memory", search)
+    improve_by(monkeypatch, LESS_MEMORY_SEARCH, search)
     at = AppTest.from_file(ENTRY)
     at.query_params.update({**REQUEST, "batch": "32"})
     at.run()
     assert "Looking for less memory" in captions(at) and "trade-off; " not in what_of_rows(at)
     drawn.set()
-    run_after(at, "less memory")
+    run_after(at, LESS_MEMORY_SEARCH)
     assert re.search("trade-off; .*recomputation", what_of_rows(at)) and "Looking" not in captions(at)
 
 
@@ -122,11 +132,11 @@ def test_plans_says_what_is_searched_still(monkeypatch: pytest.MonkeyPatch) -> N
         drawn.wait()
         return add_less_memory(result, progress)
 
-    monkeypatch.setattr(less_memory, "add_less_memory", search)
+    improve_by(monkeypatch, LESS_MEMORY_SEARCH, search)
     at = open_page("plans", **REQUEST | {"batch": "32"})
     assert not at.exception and "Looking for less memory" in captions(at)
     drawn.set()
-    run_after(at, "less memory")
+    run_after(at, LESS_MEMORY_SEARCH)
     assert "Looking" not in captions(at)
 
 
@@ -141,9 +151,9 @@ def test_a_link_to_a_plan_of_less_memory_finds_it_at_once() -> None:
 
 def test_a_gap_that_stays_open_is_said(monkeypatch: pytest.MonkeyPatch, proven: Result) -> None:
     first = replace(proven, plans=tuple(map(unproven, proven.plans)))
-    monkeypatch.setattr(proof, "prove", lambda result, progress: result)
+    improve_by(monkeypatch, PROOF_SEARCH, lambda result, progress: result)
     at = opened(monkeypatch, first)
-    run_after(at, "proof")
+    run_after(at, PROOF_SEARCH)
     assert "Proving" not in captions(at)
     assert "the best plan, at most 2 % above the bound" in what_of_rows(at)
 
@@ -156,16 +166,17 @@ def test_a_proof_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch, pro
             progress("search on 8 world")
             time.sleep(0.01)
 
-    monkeypatch.setattr(proof, "prove", prove)
+    improve_by(monkeypatch, PROOF_SEARCH, prove)
     at = opened(monkeypatch, first)
-    job = at.session_state["jobs"]["proof"]
+    job, request = at.session_state["jobs"][PROOF_SEARCH.name], state_request(at)
     assert not job.done
     monkeypatch.setattr(state, "plan_model", lambda *_, **__: proven)
     at.query_params["batch"] = "32"
     at.run()
     while not job.done:
         time.sleep(0.01)
-    assert proof._results().peek(state_request(at)) is None
+    known = state.known_result(request)
+    assert known is not None and PROOF_SEARCH.name not in known.reasons
 
 
 def state_request(at: AppTest) -> Request:

@@ -12,7 +12,8 @@ from explorer.address import pins, settings, setups
 from explorer.analysis import step_parts
 from explorer.components import frame
 from explorer.jobs import export as exporting
-from explorer.session import current_setup, pipeline_plan, state
+from explorer.session import current_setup, state
+from explorer.session.later_searches import STAGES_SEARCH
 from explorer.text import commands, recipe, units
 from explorer.text.option_words import word_remarks
 from planner_core.core import Plan
@@ -88,7 +89,7 @@ def _show_command(command: str, length: int = commands.LINE_LENGTH) -> None:
 
 def _open_dialog(result: Result, plan_id: str, plan: Plan, target: Target) -> None:
     home = current_setup.result_of(plan_id, result)
-    opened = Opened(home, plan_id, plan, state.current_request(), not pipeline_plan.is_pending())
+    opened = Opened(home, plan_id, plan, state.current_request(), not STAGES_SEARCH.is_pending())
     st.session_state.update(form=target.name, exporting=opened)
 
 
