@@ -15,7 +15,17 @@ from planner_core.cli.main import main
 from planner_core.core import NoteKind, Plan, PlanRole
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.models import batches
-from planner_core.planning import FASTEST, FIRST_PASSES, Request, add_stages, pipeline, plan_model, prove
+from planner_core.planning import (
+    FASTEST,
+    FIRST_PASSES,
+    WITH_RECOMPUTATION,
+    Request,
+    add_less_memory,
+    add_stages,
+    pipeline,
+    plan_model,
+    prove,
+)
 from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.derived import after_answer
 from planner_core.planning.fitting import micro_batch_numbers, micro_batches
@@ -108,6 +118,16 @@ def test_a_proof_is_not_worse_and_reports_its_progress() -> None:
     before, after = result.searched, proven.searched
     assert before.bound is not None and after.bound is not None and said
     assert after.cost.gpu_time_s <= before.cost.gpu_time_s * (1 + 1e-6) and after.bound >= before.bound * (1 - 1e-6)
+
+
+def test_a_proof_keeps_the_plans_of_less_memory() -> None:
+    """They left the page's table as soon as the proof was there, and the page waited for a search that had ended."""
+    found = add_less_memory(planned(replace(TIGHT, memory_gb=None)))
+    bound = found.searched.cost.step_time_s / 1.02
+    unproven = replace(found, plans=tuple(replace(plan, optimal=False, bound=bound) for plan in found.plans))
+    proven = prove(unproven)
+    assert proven.searched.optimal and any(plan.name.startswith(WITH_RECOMPUTATION) for plan in proven.plans)
+    assert [(p.name, p.cost) for p in proven.plans] == [(p.name, p.cost) for p in found.plans]
 
 
 def test_a_proof_that_ends_at_a_worse_plan_gives_its_bound_to_the_better_one(monkeypatch: pytest.MonkeyPatch) -> None:

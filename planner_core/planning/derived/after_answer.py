@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner_core.core import STAGED_ROLES, PlanRole
+from planner_core.planning.derived.less_memory import LESS_MEMORY, add_less_memory
 from planner_core.planning.fitting.host_waits import note_gap_with_waits
 from planner_core.planning.pipeline import (
     FEWER_GPUS,
@@ -66,6 +67,8 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
         leading = 2 if result.best.role is PlanRole.SIMPLER else 1
         raised = [note_gap_with_waits(raise_bound(plan, proven.searched)) for plan in result.plans[:leading]]
         return replace(result, plans=(*raised, *result.plans[leading:]))
+    if LESS_MEMORY in result.reasons:
+        proven = add_less_memory(proven, progress)
     # The searches of stages do not depend on a proof, so what they found stands.
     of_stages = {name: reason for name, reason in result.reasons.items() if name in (FIRST_STAGES, STAGES)}
     proven = replace(proven, reasons={**proven.reasons, **of_stages})
