@@ -14,7 +14,7 @@ from explorer.analysis import differences, rows, step_parts
 from explorer.components import frame
 from explorer.figures import compare as charts
 from explorer.figures import topology
-from explorer.session import state
+from explorer.session import shared_plans, state
 from explorer.text import glossary, recipe, spending, units, words
 from planner_core.core import Plan
 from planner_core.cost.communication import sent_per_gpu
@@ -215,9 +215,9 @@ def _wait_cell(wait_s: float) -> str:
 # --- what a method's restrictions cost ---------------------------------------------------------------
 
 
-@st.cache_resource(max_entries=state.CACHED_RESULTS, show_spinner=False)
+@st.cache_resource(max_entries=shared_plans.CACHED_RESULTS, show_spinner=False)
 def _ablation_steps(request: Request, method: str) -> tuple[AblationStep, ...]:
-    return tuple(ablation_steps(prepare_planner(request, state.uploaded_graph(request)), method))
+    return tuple(ablation_steps(prepare_planner(request, shared_plans.uploaded_graph(request)), method))
 
 
 def show_restrictions(result: Result) -> None:
@@ -239,7 +239,7 @@ def show_restrictions(result: Result) -> None:
     asked = replace(result.request, method="exact", objective="time", tool=None, prove=False)
     with st.spinner(f"From the exact search to {name}", show_time=True):
         is_asked = asked == replace(result.request, prove=False)
-        best = (result if is_asked else state.plan_request(asked)).searched
+        best = (result if is_asked else shared_plans.plan_request(asked)).searched
         steps = [exact_step(best), *_ablation_steps(asked, method)]
     st.markdown(frame.escape(words.describe_restrictions(name, [(step.says, step.plan) for step in steps])))
     body = [_ablation_row(step, steps[k - 1] if k else None) for k, step in enumerate(steps)]

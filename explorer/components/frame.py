@@ -14,7 +14,7 @@ from explorer import components
 from explorer.address import settings
 from explorer.components.request_form import sentence
 from explorer.figures.palette import Theme, theme_of
-from explorer.session import later_searches, state
+from explorer.session import current_plans, later_searches, state
 from explorer.text.glossary import GLOSSARY, describe_axis, mark_terms
 from explorer.text.recipe import layout_name
 from explorer.text.tables import Row, csv_text, json_text
@@ -44,17 +44,17 @@ def open_page(name: str, *, short: Callable[[], None] = lambda: None) -> Result:
     """
     state.begin_page(name)
     sentence.show_sentence()
-    result = state.current_result(short)
+    result = current_plans.current_result(short)
     for search in later_searches.SEARCHES:
         if search.is_requested() and search.is_pending():
             place = st.empty()
             # A key of its own: the planning before it may have drawn a button to stop in the same run.
-            progress = state.progress_with_stop(
+            progress = current_plans.progress_with_stop(
                 place, lambda: state.change(plan="", compare=()), key=f"stop_{search.name}"
             )
             search.run(state.current_request(), progress)
             place.empty()
-            result = state.current_result(short)
+            result = current_plans.current_result(short)
     if result.unknown_ops:
         st.warning(unknown_ops(result))
     return result

@@ -14,24 +14,24 @@ from explorer.graph import scene as graph_view
 from explorer.graph import scene_json as graph_json
 from explorer.graph.stripes import node_stages, node_stripes
 from explorer.jobs.result_cache import ResultCache
-from explorer.session import current_setup, state
+from explorer.session import current_setup, shared_plans, state
 from planner_core.core import Plan
 from planner_core.planning import Request, Result
 
-_CANVASES: ResultCache[tuple[Request, state.PlanKey, str], dict[str, Any]] = ResultCache(128)
+_CANVASES: ResultCache[tuple[Request, shared_plans.PlanKey, str], dict[str, Any]] = ResultCache(128)
 _SCENES: ResultCache[Request, dict[str, Any]] = ResultCache(24)
 
 
 def graph_data(result: Result, plan_id: str, plan: Plan, show: str) -> dict[str, Any]:
     """Return what the component draws: the same object for every run that changes neither model nor plan."""
     home = current_setup.result_of(plan_id, result)
-    key = result.request, state.plan_key(home.request, plan_id, plan), show
+    key = result.request, shared_plans.plan_key(home.request, plan_id, plan), show
     return _CANVASES.get(key, lambda: _draw_canvas(result.request, show, plan, home))
 
 
 def _draw_canvas(request: Request, show: str, plan: Plan, home: Result) -> dict[str, Any]:
     """Draw the graph: `request` is drawn, `home` is what the plan answers."""
-    drawing = state.model_drawing(request)
+    drawing = shared_plans.model_drawing(request)
     more: dict[str, Any] = {"messages": {}}
     if show in ("memory", "flops"):
         more |= loads.to_json(loads.node_loads(plan, drawing, home.graph))
@@ -75,7 +75,7 @@ def take_view() -> None:
 
 def show_graph(result: Result, plan_id: str, plan: Plan, width: float, height: int) -> None:
     """Draw the graph by its modules, coloured by what a plan does."""
-    drawing = state.model_drawing(result.request)
+    drawing = shared_plans.model_drawing(result.request)
     frame.warn_missing(
         "block to open", state.value("open") or (), [f"run:{k}" for k in range(len(drawing.runs))], "It is left out"
     )

@@ -11,9 +11,10 @@ from explorer.address import settings
 from explorer.analysis.remedies import Remedy, remedy_ladders
 from explorer.analysis.step_parts import memory_limit_bytes
 from explorer.components import frame
-from explorer.session import state
+from explorer.session import current_plans, shared_plans, state
 from explorer.session.later_searches import STAGES_SEARCH
 from explorer.text import recipe, units
+from explorer.text.option_words import page_wording
 from explorer.text.shortage import Shortage
 from planner_core.core import InputError, NoteKind, Plan, PlannerError, load_cluster
 from planner_core.planning import Result
@@ -34,7 +35,7 @@ def show_remedies(result: Result, plans: Mapping[str, Plan]) -> None:
     )
     for note in result.best.notes:
         if note.kind is NoteKind.IDLE_GPUS:
-            st.caption(frame.escape(state.page_wording(note)))
+            st.caption(frame.escape(page_wording(note)))
     offer_remedies(least / limit)
 
 
@@ -78,13 +79,13 @@ def _find_fitting(k: int, ladder: list[Remedy], place: Any) -> tuple[Remedy, Res
     if _is_stopped():
         return None
     for rung, remedy in enumerate(ladder):
-        progress = state.progress_with_stop(
+        progress = current_plans.progress_with_stop(
             place,
             lambda: st.session_state.update(remedies_stopped=request, changed=True),
             key=f"stop_remedy_{k}_{rung}",
         )
         try:
-            result = state.plan_request(settings.build_request({**state.values(), **remedy.changes}), progress)
+            result = shared_plans.plan_request(settings.build_request({**state.values(), **remedy.changes}), progress)
         except PlannerError:
             continue
         finally:

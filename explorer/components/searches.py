@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from explorer.session import later_searches, state
+from explorer.session import later_searches, shared_plans, state
 from planner_core.planning import Result
 
 
@@ -20,7 +20,7 @@ def show_searches(result: Result) -> None:
 @st.fragment(run_every=1.0)
 def _follow(result: Result) -> None:
     """Draw a line for the search in the background; once it has an answer, the page shows it."""
-    known = state.known_result(state.current_request())
+    known = shared_plans.known_result(state.current_request())
     search = next((one for one in later_searches.SEARCHES if one.is_pending()), None)
     if search is None or (known and known.reasons.keys() != result.reasons.keys()):
         state.rerun_page()

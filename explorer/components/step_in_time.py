@@ -12,7 +12,7 @@ from explorer import components
 from explorer.analysis import rows, streams
 from explorer.components import frame
 from explorer.figures.palette import WORK
-from explorer.session import state
+from explorer.session import shared_plans
 from explorer.text import glossary, words
 from planner_core.core import Graph, Plan
 from planner_core.planning import Request, Result, stage_trace
@@ -31,7 +31,7 @@ def show_steps(shown: Plans, homes: Mapping[str, Result]) -> None:
     """Draw the step of each plan in time; `homes` are the results that the plans belong to."""
     titled = {words.plan_title(p): p for p in shown.values()}
     steps = {
-        words.plan_title(p): _step_work(homes[n].request, n, state.edit_of(n), p, homes[n].graph)
+        words.plan_title(p): _step_work(homes[n].request, n, shared_plans.edit_of(n), p, homes[n].graph)
         for n, p in shown.items()
         if not p.pipeline
     }

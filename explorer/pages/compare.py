@@ -10,7 +10,7 @@ from explorer.analysis.shortlist import choose_opponent
 from explorer.components import comparing, frame, plan_numbers, step_in_time
 from explorer.components.overview import table
 from explorer.components.plans import methods_panel
-from explorer.session import current_setup, state
+from explorer.session import current_plans, current_setup, state
 from explorer.text import glossary, words
 from planner_core.core import Plan
 from planner_core.planning import Result, plan_ids
@@ -23,7 +23,7 @@ def choose_plans(plans: dict[str, Plan], result: Result) -> dict[str, Plan]:
     # `with_pinned` warns of the pins that it does not know.
     frame.warn_missing("plan", [n for n in state.value("compare") if pins.SEPARATOR not in n], list(plans))
     if len(requested) < 2:
-        first = requested[0] if requested else state.chosen_plan(plans, result)[0]
+        first = requested[0] if requested else current_plans.chosen_plan(plans, result)[0]
         other = choose_opponent(plans, table.list_plans(result, plans, first), first) or next(
             n for n in plans if n != first
         )
@@ -49,7 +49,7 @@ def choose_plans(plans: dict[str, Plan], result: Result) -> dict[str, Plan]:
 def page() -> None:
     """Draw the page."""
     result = frame.open_page("compare")
-    plans = current_setup.with_extra_plans(state.with_pinned(plan_ids(result.plans)), result)
+    plans = current_setup.with_extra_plans(current_plans.with_pinned(plan_ids(result.plans)), result)
     plans = {**plans, **methods_panel.known_plans()}
     if len(plans) < 2:
         st.info("Only one plan suits these settings. Try another cluster, mesh or batch.")

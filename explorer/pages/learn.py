@@ -19,7 +19,8 @@ from explorer.learn.recent import explorer_settings, scene_and_question
 from explorer.learn.visit import address, answers, course
 from explorer.learn.visit.lesson_state import LessonState, current_learner, open_lesson, state_of, write_address
 from explorer.learn.warm import import_torch, prefetch_next
-from explorer.session import state
+from explorer.session import shared_plans, state
+from explorer.text.option_words import page_wording
 from planner_core.core import PlannerError
 
 PAGE = "explorer/pages/{}.py"
@@ -255,7 +256,7 @@ def explorer_address(lesson: Lesson) -> dict[str, str]:
     now = state.values()
     if wanted.get("model", now["model"]) != now["model"]:
         now = {**now, **carry.MODEL_SETTINGS, "batch": None, "seq": None}
-    plans = state.known_plan_ids(settings.build_request({**now, "model": wanted.get("model", now["model"])}))
+    plans = shared_plans.known_plan_ids(settings.build_request({**now, "model": wanted.get("model", now["model"])}))
     for key in {"plan", "compare"} & wanted.keys() if plans else ():
         wanted[key] = ",".join(n for n in wanted[key].split(",") if n in plans)
     return {**settings.to_query(now), **{k: v for k, v in wanted.items() if v}}
@@ -271,7 +272,7 @@ def show_lesson(number: int) -> None:
     try:
         scene, question = scene_and_question(number, learner, here.values)
     except PlannerError as error:
-        st.error(state.page_wording(error))
+        st.error(page_wording(error))
         return
     if here.requested_step >= scene.reveal:
         here.revealed = True  # a link past the question: somebody wants to show that step

@@ -9,8 +9,9 @@ import streamlit as st
 from explorer.analysis.shortlist import are_equal
 from explorer.components import frame, graphs, remedies, searches
 from explorer.components.overview import launch, node, table
-from explorer.session import current_setup, state
+from explorer.session import current_plans, current_setup, shared_plans, state
 from explorer.text import commands, units
+from explorer.text.option_words import page_wording
 from planner_core.core import Note, NoteKind, Plan
 from planner_core.planning import Result, plan_ids, replicated_gpus
 from planner_core.planning.analysis import list_notes
@@ -38,12 +39,12 @@ def show_screen(result: Result, plans: Mapping[str, Plan]) -> None:
 
 def draw_screen(result: Result, plans: Mapping[str, Plan]) -> None:
     """Draw the graph, and beside it the plans with the way out: the export, or what would fit where nothing does."""
-    chosen, plan = state.chosen_plan(plans, result)
+    chosen, plan = current_plans.chosen_plan(plans, result)
     listed = table.list_plans(result, plans, chosen)
     if chosen not in (names := [one.name for one in listed]):  # the row of an equal plan stands for it
         chosen = next((n for n in names if are_equal(plans[n], plan)), chosen)
     # a model of two stacks is wider than one: it needs the room to be read
-    wide = state.model_drawing(result.request).scopes[""].width > WIDTH
+    wide = shared_plans.model_drawing(result.request).scopes[""].width > WIDTH
     with st.container(key="wide_overview"):
         left, right = st.columns([13, 16] if wide else [10, 19], gap="medium")
     with left:
@@ -57,7 +58,7 @@ def draw_screen(result: Result, plans: Mapping[str, Plan]) -> None:
             remedies.show_remedies(result, plans)
         searches.show_searches(result)
         for note in notes_of(result):
-            st.caption(frame.escape(state.page_wording(note)))
+            st.caption(frame.escape(page_wording(note)))
         node.show_node(result, chosen, plan)
 
 

@@ -8,8 +8,9 @@ from explorer.address import settings
 from explorer.components import comparing, frame, plan_numbers, searches
 from explorer.components.overview import table
 from explorer.components.plans import candidates, choice, edit_panel, methods_panel
-from explorer.session import current_setup, state
+from explorer.session import current_plans, current_setup, state
 from explorer.text import recipe, spending, words
+from explorer.text.option_words import page_wording
 from planner_core.core import Plan
 from planner_core.planning import Result, plan_ids
 
@@ -19,11 +20,11 @@ def page() -> None:
     result = frame.open_page("plans")
     searched = plan_ids(result.plans)
     plans = {
-        **current_setup.with_extra_plans(state.with_pinned(searched), result),
+        **current_setup.with_extra_plans(current_plans.with_pinned(searched), result),
         **methods_panel.known_plans(),
     }
     frame.choose_one("Part of the page", "tab", settings.TABS, label_visibility="collapsed")
-    chosen, plan = state.chosen_plan(plans, result)
+    chosen, plan = current_plans.chosen_plan(plans, result)
     if state.value("tab") == "block":
         candidates.show_candidates(result, plan)
         candidates.describe_dropped(result)
@@ -50,7 +51,7 @@ def _show_plans(result: Result, plans: dict[str, Plan], chosen: str, plan: Plan)
     speed = spending.describe_speed(plan, table.speed_of(plan, home), state.training_budget(), home.cluster.num_gpus)
     st.markdown(frame.escape(f"{words.capitalize(recipe.describe_below_name(plan))}. {speed}."))
     for note in plan.notes:
-        st.caption(frame.escape(state.page_wording(note)))
+        st.caption(frame.escape(page_wording(note)))
     choice.show_pins(plans, chosen)
     homes = {chosen: home}
     plan_numbers.show_numbers({chosen: plan}, homes)

@@ -9,7 +9,8 @@ import streamlit as st
 
 from explorer.address import settings, setups
 from explorer.jobs.result_cache import ResultCache
-from explorer.session import state
+from explorer.session import current_plans, shared_plans, state
+from explorer.text.option_words import page_wording
 from planner_core.core import Plan, PlannerError
 from planner_core.planning import Request, Result, prepare_planner
 from planner_core.planning.methods import check_layout
@@ -48,10 +49,10 @@ def _price_setup(result: Result, text: tuple[str, ...]) -> Result | str:
             accumulate=setup.count_micro_batches(workload.batch) or usual,
             **dict(setup.options),
         )
-        planner = prepare_planner(request, state.uploaded_graph(request))
+        planner = prepare_planner(request, shared_plans.uploaded_graph(request))
         plan = planner.stated(layout)
     except PlannerError as error:
-        return state.page_wording(error)
+        return page_wording(error)
     return replace(result, planner=planner, plans=(plan,))
 
 
@@ -70,6 +71,6 @@ def with_extra_plans(plans: Mapping[str, Plan], result: Result) -> dict[str, Pla
 
 
 def result_of(plan_id: str, result: Result) -> Result:
-    """Return the result that a plan belongs to: as `state.result_of`, also for the stated one."""
+    """Return the result that a plan belongs to: as `current_plans.result_of`, also for the stated one."""
     stated = priced_setup(result) if plan_id == setups.PLAN_ID else None
-    return stated if isinstance(stated, Result) else state.result_of(plan_id, result)
+    return stated if isinstance(stated, Result) else current_plans.result_of(plan_id, result)

@@ -10,7 +10,8 @@ import streamlit as st
 from explorer.address import settings
 from explorer.jobs.background import BackgroundJob
 from explorer.jobs.result_cache import ResultCache
-from explorer.session import state
+from explorer.session import shared_plans, state
+from explorer.text.option_words import page_wording
 from planner_core.core import PlannerError, load_cluster
 from planner_core.planning import (
     LESS_MEMORY,
@@ -55,7 +56,7 @@ class LaterSearch:
     def is_pending(self) -> bool:
         """Tell whether there is an answer that it may improve, and nobody has searched."""
         request = state.current_request()
-        known = state.known_result(request)
+        known = shared_plans.known_result(request)
         return known is not None and self.name not in known.reasons and self.may_improve(request, known)
 
     def start(self) -> BackgroundJob:
@@ -66,20 +67,20 @@ class LaterSearch:
     def run(self, request: Request, progress: Progress) -> None:
         """Search, for all sessions; nothing is kept where `progress` ends it."""
         # Not the result of the page, which has the plan that this visitor edited.
-        first = state.plan_request(request, progress)
+        first = shared_plans.plan_request(request, progress)
         # By what was searched before: a result without it must not take the place of one that has it.
         key = self.name, request, frozenset(first.reasons)
         waiting = "another visitor's search of the same"
         better = _results().get(key, lambda: self._search(request, first, progress), lambda: progress(waiting))
-        state.replace_result(request, better)
+        shared_plans.replace_result(request, better)
 
     def _search(self, request: Request, first: Result, progress: Progress) -> Result:
         # The source of the first result reports to the visitor who planned it.
-        first = replace(first, source=state.uploaded_source(request, progress))
+        first = replace(first, source=shared_plans.uploaded_source(request, progress))
         try:
             better, reason = self.improve(first, progress), "searched behind the first answer"
         except PlannerError as error:  # the first answer stands
-            better, reason = first, state.page_wording(error)
+            better, reason = first, page_wording(error)
         return replace(better, reasons={self.name: reason, **better.reasons})
 
 

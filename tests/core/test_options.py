@@ -13,8 +13,8 @@ from typing import Any, get_type_hints
 import pytest
 
 import planner_core as shardscope
-from explorer.session.state import page_wording
 from explorer.text import commands
+from explorer.text.option_words import page_wording
 from planner_core.cli.main import main
 from planner_core.core import OPTIONS, InputError, Sentence, Term, memory_amount, named, named_check, option_switch
 from planner_core.planning import Request

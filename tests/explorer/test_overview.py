@@ -21,7 +21,7 @@ from explorer.graph.modules import group_by_module
 from explorer.graph.scene import build_scene
 from explorer.graph.stripes import node_stripes, split_of
 from explorer.jobs import upload
-from explorer.session import current_setup, state
+from explorer.session import current_setup, shared_plans
 from explorer.text import commands, recipe, units
 from explorer.text.shortage import Shortage
 from explorer.text.words import title_in_sentence
@@ -364,7 +364,7 @@ def test_an_exported_program_is_kept_under_a_name_that_says_its_sizes_are_fixed(
 
 def test_a_better_plan_under_the_same_id_has_its_own_parts(monkeypatch: pytest.MonkeyPatch, result: Result) -> None:
     """A proof behind the first answer may put another plan in the place of "best"."""
-    monkeypatch.setattr(state, "edit_of", lambda plan_id: ())
+    monkeypatch.setattr(shared_plans, "edit_of", lambda plan_id: ())
     monkeypatch.setattr(current_setup, "result_of", lambda plan_id, result: result)
     first, better = (p for p in result.plans if not p.pipeline and p.name in ("best", "FSDP"))
     for plan in (first, better):

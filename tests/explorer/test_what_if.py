@@ -20,7 +20,7 @@ from explorer.components.plans import sweep_panel, whatif_panel
 from explorer.figures import scaling
 from explorer.figures.palette import LIGHT
 from explorer.jobs.malloc_trim import trim_memory
-from explorer.session import state
+from explorer.session import current_plans, shared_plans
 from explorer.text import units
 from planner_core.core import NoteKind, Plan, load_cluster
 from planner_core.core.errors import PlannerError
@@ -314,7 +314,7 @@ def test_a_sweep_on_the_page_takes_a_value_over() -> None:
 
 def test_a_sweep_that_was_stopped_shows_what_is_known_and_goes_on() -> None:
     at = open_page("whatif", model="gpt2-xl", layers="2")
-    here = state.plan_request(settings.build_request(at.session_state["values"]))
+    here = shared_plans.plan_request(settings.build_request(at.session_state["values"]))
     values = sweep.sweep_values("nodes", here)
     at.session_state["sweep_stopped"] = ("nodes", here.request)
     at.session_state["values"] = at.session_state["values"] | {"sweep": "nodes"}
@@ -333,7 +333,7 @@ def test_a_sweep_that_was_stopped_shows_what_is_known_and_goes_on() -> None:
 def test_a_search_draws_now_and_then_so_that_a_newer_edit_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streamlit ends a run at the next element that it draws: a stale search without one would be waited for."""
     drawn: list[str] = []
-    state.progress_with_stop(SimpleNamespace(html=lambda text: drawn.append("page")), lambda: None)("search")
+    current_plans.progress_with_stop(SimpleNamespace(html=lambda text: drawn.append("page")), lambda: None)("search")
     said: list[object] = []
     search = whatif.best_plan
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 
 from explorer.analysis import candidate_marks, step_parts
-from explorer.session.state import page_wording
 from explorer.text import recipe, words
+from explorer.text.option_words import page_wording
 from planner_core.core import (
     BlockLabel,
     InputError,

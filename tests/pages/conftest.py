@@ -2,10 +2,10 @@
 
 import pytest
 
-from explorer.session import state
+from explorer.session import shared_plans
 from tests.support.plans import replay_plan_model
 
 
 @pytest.fixture(autouse=True)
 def _plans_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "plan_model", replay_plan_model)
+    monkeypatch.setattr(shared_plans, "plan_model", replay_plan_model)

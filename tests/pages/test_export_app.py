@@ -9,7 +9,7 @@ from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
 
 from explorer.jobs import export as exporting
-from explorer.session import state
+from explorer.session import current_plans
 from explorer.session.later_searches import STAGES_SEARCH, LaterSearch
 from explorer.text.recipe import layout_name
 from planner_core.core import Plan
@@ -29,7 +29,7 @@ def test_the_export_keeps_the_plan_that_it_was_opened_for(monkeypatch: pytest.Mo
     """A plan with stages that was found meanwhile took over the title, above the old plan's file."""
     arrived: list[str] = []
     results: list[Result] = []
-    current_result = state.current_result
+    current_result = current_plans.current_result
 
     def current(short: Callable[[], None]) -> Result:
         results.append(replace(current_result(short)))
@@ -37,7 +37,7 @@ def test_the_export_keeps_the_plan_that_it_was_opened_for(monkeypatch: pytest.Mo
             vars(results[-1])["choice"] = replace(results[-1].choice, recommended=arrived[0])
         return results[-1]
 
-    monkeypatch.setattr(state, "current_result", current)
+    monkeypatch.setattr(current_plans, "current_result", current)
     monkeypatch.setattr(LaterSearch, "is_pending", lambda self: self is STAGES_SEARCH and not arrived)
     monkeypatch.setattr(LaterSearch, "start", lambda self: SimpleNamespace(done=False))
     monkeypatch.setattr(exporting, "export", lambda p, *_, **__: exporting.ExportedFile(f"file of {p.name}", ()))

@@ -10,7 +10,7 @@ import pytest
 
 import planner_core as shardscope
 from explorer.address import settings
-from explorer.session import later_searches, state
+from explorer.session import later_searches, shared_plans
 from planner_core.cli.main import main
 from planner_core.core import Plan, load_plan
 from planner_core.planning import Result
@@ -50,7 +50,7 @@ def answers_of_page(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> Result:
     monkeypatch.setattr(later_searches, "SEARCHES", (later_searches.STAGES_SEARCH,))
     at = open_page("plans", **asked.address, plan="stages")
     assert not at.exception
-    result = state.known_result(settings.build_request(at.session_state["values"]))
+    result = shared_plans.known_result(settings.build_request(at.session_state["values"]))
     assert result is not None
     return result
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from explorer.address import settings
-from explorer.session import later_searches, state
+from explorer.session import later_searches, shared_plans
 from explorer.session.later_searches import LESS_MEMORY_SEARCH, PROOF_SEARCH, LaterSearch
 from planner_core.core import Plan
 from planner_core.planning import LESS_MEMORY, Progress, Request, Result, add_less_memory
@@ -34,7 +34,7 @@ def unproven(plan: Plan) -> Plan:
 def forget() -> Iterator[None]:
     """Nothing of these results may reach another test."""
     yield
-    state._plans.clear()
+    shared_plans._plans.clear()
     later_searches._results.clear()
 
 
@@ -75,7 +75,7 @@ def improve_by(
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, first: Result) -> AppTest:
-    monkeypatch.setattr(state, "plan_model", lambda *_, **__: first)
+    monkeypatch.setattr(shared_plans, "plan_model", lambda *_, **__: first)
     at = AppTest.from_file(ENTRY)
     for key, text in REQUEST.items():
         at.query_params[key] = text
@@ -102,7 +102,7 @@ def test_the_line_settles_when_the_gap_is_closed(monkeypatch: pytest.MonkeyPatch
     ready.append(True)
     run_after(at, PROOF_SEARCH)
     assert "the best plan, proven" in what_of_rows(at) and "Proving" not in captions(at)
-    known = state.known_result(state_request(at))
+    known = shared_plans.known_result(state_request(at))
     assert known is not None and known.plans is proven.plans
 
 
@@ -170,12 +170,12 @@ def test_a_proof_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch, pro
     at = opened(monkeypatch, first)
     job, request = at.session_state["jobs"][PROOF_SEARCH.name], state_request(at)
     assert not job.done
-    monkeypatch.setattr(state, "plan_model", lambda *_, **__: proven)
+    monkeypatch.setattr(shared_plans, "plan_model", lambda *_, **__: proven)
     at.query_params["batch"] = "32"
     at.run()
     while not job.done:
         time.sleep(0.01)
-    known = state.known_result(request)
+    known = shared_plans.known_result(request)
     assert known is not None and PROOF_SEARCH.name not in known.reasons
 
 

@@ -12,7 +12,7 @@ from explorer.address import pins, settings, setups
 from explorer.analysis import step_parts
 from explorer.components import frame
 from explorer.jobs import export as exporting
-from explorer.session import current_setup, state
+from explorer.session import current_setup, shared_plans, state
 from explorer.session.later_searches import STAGES_SEARCH
 from explorer.text import commands, recipe, units
 from explorer.text.option_words import word_remarks
@@ -118,15 +118,15 @@ def show_export_dialog(opened: Opened) -> None:
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def export_plan(key: state.PlanKey, target: str, _plan: Plan, near: bool = False) -> exporting.ExportedFile:
-    """Write one export, kept by the plan's key (see `state.plan_key`)."""
+def export_plan(key: shared_plans.PlanKey, target: str, _plan: Plan, near: bool = False) -> exporting.ExportedFile:
+    """Write one export, kept by the plan's key (see `shared_plans.plan_key`)."""
     return exporting.export(_plan, target, near=near)
 
 
 def show_export(opened: Opened, target: Target) -> None:
     """Draw one form: what it does otherwise than the plan, its file, and how to launch it."""
     plan = opened.plan
-    key = (state.plan_key(opened.home.request, opened.plan_id, plan), target.name, plan)
+    key = (shared_plans.plan_key(opened.home.request, opened.plan_id, plan), target.name, plan)
     place = st.empty()  # while this one is written, the file before is not offered under its name
     with st.spinner(f"Writing it for {target_title(target)}", show_time=True):
         exported = export_plan(*key)

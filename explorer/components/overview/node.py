@@ -16,14 +16,14 @@ from explorer.graph import loads, overlay
 from explorer.graph import scene as graph_view
 from explorer.graph.stripes import largest_weight, split_of
 from explorer.jobs.result_cache import ResultCache
-from explorer.session import current_setup, state
+from explorer.session import current_setup, shared_plans, state
 from explorer.text import recipe, units
 from planner_core.core import Plan
 from planner_core.models import fold
 from planner_core.planning import Request, Result
 
-_MESSAGES: ResultCache[state.PlanKey, dict[str, list[dict[str, Any]]]] = ResultCache(64)
-_KEPT: ResultCache[state.PlanKey, dict[str, int]] = ResultCache(64)
+_MESSAGES: ResultCache[shared_plans.PlanKey, dict[str, list[dict[str, Any]]]] = ResultCache(64)
+_KEPT: ResultCache[shared_plans.PlanKey, dict[str, int]] = ResultCache(64)
 DONE = {
     "all_gather": "gathered on every GPU",
     "all_reduce": "summed, the sum on every GPU",
@@ -36,7 +36,7 @@ DONE = {
 
 def show_node(result: Result, plan_id: str, plan: Plan) -> None:
     """Draw what is selected in the graph."""
-    drawing = state.model_drawing(result.request)
+    drawing = shared_plans.model_drawing(result.request)
     node_id = state.value("node")
     node = drawing.node(node_id) if node_id else None
     if node_id and node is None:
@@ -72,7 +72,7 @@ def _show_block(result: Result, drawing: graph_view.Scene, node: graph_view.Node
 @lru_cache(maxsize=200)
 def why_not_folded(request: Request, prefix: str, other: str) -> list[str]:
     """Say why two calls are not copies of one block; empty where they are."""
-    return fold.why_not_folded(state.plan_request(request).graph, prefix, other, limit=2)
+    return fold.why_not_folded(shared_plans.plan_request(request).graph, prefix, other, limit=2)
 
 
 def _show_node(result: Result, drawing: graph_view.Scene, node: graph_view.Node, plan_id: str, plan: Plan) -> None:
@@ -103,8 +103,8 @@ def _show_node(result: Result, drawing: graph_view.Scene, node: graph_view.Node,
 
 def _describe_kept(result: Result, node: graph_view.Node, plan_id: str, plan: Plan) -> list[str]:
     """Say what one GPU keeps of a node for backward under the plan; nothing where the plan does not know it."""
-    drawing, home = state.model_drawing(result.request), current_setup.result_of(plan_id, result)
-    key = state.plan_key(result.request, plan_id, plan)
+    drawing, home = shared_plans.model_drawing(result.request), current_setup.result_of(plan_id, result)
+    key = shared_plans.plan_key(result.request, plan_id, plan)
     kept = _KEPT.get(key, lambda: loads.node_kept_bytes(plan, drawing, home.graph)).get(node.id)
     scope = node.id.rpartition(":")[0]
     variant = overlay.most_common_variant(plan, scope if scope in drawing.scopes else "")
@@ -124,9 +124,9 @@ def _describe_kept(result: Result, node: graph_view.Node, plan_id: str, plan: Pl
 def _describe_traffic(result: Result, node: graph_view.Node, plan_id: str, plan: Plan) -> list[str]:
     """Say for each phase of a step what one copy of the node sends."""
     home = current_setup.result_of(plan_id, result)
-    key = state.plan_key(result.request, plan_id, plan)
+    key = shared_plans.plan_key(result.request, plan_id, plan)
     sent_by_node = _MESSAGES.get(
-        key, lambda: overlay.node_messages(plan, state.model_drawing(result.request), home.graph)
+        key, lambda: overlay.node_messages(plan, shared_plans.model_drawing(result.request), home.graph)
     )
     messages = sent_by_node.get(node.id, [])
     by_phase: dict[str, list[str]] = {}

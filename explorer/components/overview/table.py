@@ -13,8 +13,9 @@ from explorer.analysis import step_parts
 from explorer.analysis.shortlist import ListedPlan, add_chosen, choose_opponent, shortlist
 from explorer.components import frame
 from explorer.jobs.result_cache import ResultCache
-from explorer.session import current_setup, state
+from explorer.session import current_setup, shared_plans, state
 from explorer.text import glossary, recipe, units, words
+from explorer.text.option_words import page_wording
 from planner_core.core import NoteKind, Plan
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Request, Result
@@ -30,14 +31,14 @@ Parts = Mapping[str, float]
 
 
 # Not Streamlit's caches: they hash a request field by field, 3 ms for each of the nineteen of a visit. It has a hash of its own.
-_PARTS: ResultCache[state.PlanKey, dict[str, float]] = ResultCache(256)
+_PARTS: ResultCache[shared_plans.PlanKey, dict[str, float]] = ResultCache(256)
 _FLOPS: ResultCache[Request, int] = ResultCache(64)
 
 
 def step_parts_of(plan_id: str, plan: Plan, result: Result) -> dict[str, float]:
     """Return the seconds of a plan's step by what they go to."""
     home = current_setup.result_of(plan_id, result)
-    key = state.plan_key(home.request, plan_id, plan)
+    key = shared_plans.plan_key(home.request, plan_id, plan)
     return _PARTS.get(key, lambda: step_parts.split_step(plan, home.graph, home.coarse))
 
 
@@ -102,7 +103,7 @@ def draw_plans(
     terms = glossary.ROW_WORDS
     for note in list_notes(result):
         if note.kind is NoteKind.KERNELS:
-            terms = {**terms, "Megatron-LM": state.page_wording(note)}
+            terms = {**terms, "Megatron-LM": page_wording(note)}
     frame.choose_row("plans_table", "Plans", head, rows, choose, chosen=chosen, terms=terms, labels=labels)
     _show_legend(parts, names.values() if links else ())
     return parts

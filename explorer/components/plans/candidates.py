@@ -14,7 +14,7 @@ from explorer.analysis import step_parts
 from explorer.analysis.candidate_marks import PLACEMENTS
 from explorer.components import frame
 from explorer.figures import scatter
-from explorer.session import state
+from explorer.session import shared_plans, state
 from explorer.text import units
 from planner_core.core import Plan
 from planner_core.planning import Result
@@ -83,7 +83,7 @@ def _may_fit(block: Candidates, limit: int) -> bool:
 
 def _show_head(result: Result, block: Candidates, names: list[str]) -> None:
     """Draw the chart's title with the list of blocks."""
-    titles = state.model_drawing(result.request).titles
+    titles = shared_plans.model_drawing(result.request).titles
     with st.container(horizontal=True, vertical_alignment="center", height=56, border=False, key="chart_head_block"):
         title = "" if len(names) > 1 else titles.get(block.block, block.block)
         points = (

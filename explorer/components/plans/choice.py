@@ -13,7 +13,7 @@ from explorer.components import frame
 from explorer.components.overview import table
 from explorer.components.plans import methods_panel
 from explorer.figures import plans_chart
-from explorer.session import current_setup, state
+from explorer.session import current_plans, current_setup, state
 from explorer.text import recipe, words
 from planner_core.core import Plan
 from planner_core.planning import Result
@@ -65,7 +65,7 @@ def show_plans_table(result: Result, plans: Plans, chosen: str) -> None:
 def show_pins(plans: Plans, chosen: str) -> None:
     """Draw the pinned plans, at most four, which stay while settings of this model change."""
     pinned = list(state.value("compare"))
-    known = state.with_pinned(plans)
+    known = current_plans.with_pinned(plans)
     # A stated setup is pinned by its plain name: it stands at the end of the address, not in a pin's settings.
     pin = chosen if chosen == setups.PLAN_ID else pins.format_pin(chosen, state.values())
     with st.container(horizontal=True, vertical_alignment="bottom"):

@@ -8,8 +8,9 @@ from explorer.address import edits, pins
 from explorer.analysis import what_if
 from explorer.components import frame
 from explorer.components.plans import whatif_panel
-from explorer.session import state
+from explorer.session import shared_plans, state
 from explorer.text import glossary, recipe, words
+from explorer.text.option_words import page_wording
 from planner_core.core import NoteKind, Placements, Plan, PlannerError, parse_placement
 from planner_core.planning import Editable, Result, edit
 
@@ -25,7 +26,7 @@ def show_edits(result: Result, plans: dict[str, Plan], chosen: str) -> None:
             edits.parse_edits(texts) if texts else edits.Edits(chosen, st.session_state.get("edit_rest_wish", "keep"))
         )
     except PlannerError as error:
-        st.error(state.page_wording(error))
+        st.error(page_wording(error))
         st.button("Take back all edits", on_click=_clear_edits, key="edit_forget")
         return
     base = plans.get(current.base)
@@ -34,7 +35,7 @@ def show_edits(result: Result, plans: dict[str, Plan], chosen: str) -> None:
     if not texts:
         st.caption("Give one weight another placement: what it costs is told at once, and the plan joins the others.")
         return
-    edited = state.edited_plan(state.plan_request(result.request), texts)
+    edited = shared_plans.edited_plan(shared_plans.plan_request(result.request), texts)
     if isinstance(edited, str):
         st.error(edited)
     elif base is not None:
@@ -97,7 +98,7 @@ def _first_weight(result: Result, weights: dict[str, Editable]) -> str:
     if node:
         of_node = {
             (scope, name)
-            for scope, content in state.model_drawing(result.request).scopes.items()
+            for scope, content in shared_plans.model_drawing(result.request).scopes.items()
             for placed in content.nodes
             if placed.node.id == node
             for name, _ in placed.node.weights
@@ -118,7 +119,7 @@ def _show_comparison(before: Plan, after: Plan) -> None:
     st.markdown(f"{frame.escape(words.describe_axes(after))}.{refusal}")
     for note in after.notes:
         if note.kind is not NoteKind.EDIT:  # the metrics above are those of the plan that it names
-            st.caption(frame.escape(state.page_wording(note)))
+            st.caption(frame.escape(page_wording(note)))
     whatif_panel.show_moved_weights(before, after, "edit")
 
 

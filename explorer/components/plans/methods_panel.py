@@ -9,7 +9,8 @@ import streamlit as st
 from explorer.address import pins, settings
 from explorer.analysis import rows
 from explorer.components import frame
-from explorer.session import state
+from explorer.session import shared_plans, state
+from explorer.text.option_words import page_wording
 from explorer.text.tables import Row
 from planner_core.core import Plan, PlannerError
 from planner_core.cost import IDLE, axis_roles
@@ -39,7 +40,7 @@ def known_plans() -> dict[str, Plan]:
     """Return the best plan of every other method that is known by now, by its pin; none until they are asked for."""
     if not _is_wanted():
         return {}
-    results = {name: state.known_method(request) for name, request in _requests().items()}
+    results = {name: shared_plans.known_method(request) for name, request in _requests().items()}
     return {pins.format_pin("best", _settings_for(name)): r.searched for name, r in results.items() if r}
 
 
@@ -51,12 +52,12 @@ def plan_next() -> None:
     for name, request in _requests().items():
         if request in failed:
             st.caption(f"{settings.METHODS[name]}: {frame.escape(failed[request])}")
-        elif not state.known_method(request):
+        elif not shared_plans.known_method(request):
             with st.spinner(f"Searching {settings.METHODS[name]}", show_time=True):
                 try:
-                    state.plan_method(request)
+                    shared_plans.plan_method(request)
                 except PlannerError as error:
-                    failed[request] = state.page_wording(error)
+                    failed[request] = page_wording(error)
             st.rerun()
 
 
@@ -77,7 +78,9 @@ def show_methods(plans: Mapping[str, Plan]) -> None:
         return
     # Where the button was: the search itself is drawn last, below what the window shows.
     failed = st.session_state.get("methods_failed", {})
-    waiting = [n for n, request in _requests().items() if request not in failed and not state.known_method(request)]
+    waiting = [
+        n for n, request in _requests().items() if request not in failed and not shared_plans.known_method(request)
+    ]
     if waiting:
         st.caption(f"Searching {', then '.join(settings.METHODS[n] for n in waiting)} …")
     st.caption(describe_fairness(plans.values()))
@@ -94,8 +97,8 @@ def _method_rows(result: Result, requests: dict[str, Request]) -> list[Row]:
     results: dict[str, Result | str] = {result.request.method: result}
     for name, request in requests.items():
         try:
-            results[name] = state.plan_method(request)
+            results[name] = shared_plans.plan_method(request)
         except PlannerError as error:
-            results[name] = state.page_wording(error)
+            results[name] = page_wording(error)
     sizes = {m: n for r in results.values() if isinstance(r, Result) for m, n in count_spaces(r).items()}
     return list(rows.method_rows(rows.compare_methods(results, sizes)))

@@ -17,6 +17,7 @@ from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
 from explorer.session.pace import MAX_POINT_S, PacedProgress
 from explorer.text import recipe, units
+from explorer.text.option_words import page_wording
 from planner_core.core import PlannerError
 from planner_core.planning import Request, Result
 from planner_core.planning.pricing import name_throughput
@@ -118,7 +119,7 @@ def _compute_point(name: str, changes: sweep.Changes, progress: PacedProgress, s
         progress("planning")
         return SweepPoint(name, changes, whatif_panel.best_plan(request, progress))
     except PlannerError as error:
-        _refusals().put(request, text := state.page_wording(error))
+        _refusals().put(request, text := page_wording(error))
         return SweepPoint(name, changes, None, text)
     except TimeoutError:
         late.add(request)

@@ -16,9 +16,10 @@ from explorer.components import frame
 from explorer.components.overview import table
 from explorer.components.request_form.fields import control_label
 from explorer.jobs.result_cache import ResultCache
-from explorer.session import state
+from explorer.session import shared_plans, state
 from explorer.session.pace import PacedProgress
 from explorer.text import recipe, units, words
+from explorer.text.option_words import page_wording
 from planner_core.core import Cluster, Plan, PlannerError
 from planner_core.planning import Progress, Request, Result
 from planner_core.planning.pricing import predict_reserved
@@ -56,7 +57,7 @@ def _answers() -> ResultCache[Request, Plan]:
 
 def best_plan(request: Request, progress: Progress = lambda text: None) -> Plan:
     """Find the best plan for a request; shared by all sessions."""
-    source = state.uploaded_source(request, progress)
+    source = shared_plans.uploaded_source(request, progress)
     return _answers().get(
         request, lambda: what_if.best_plan(request, source, progress), lambda: progress("another visitor's plan")
     )
@@ -98,7 +99,7 @@ def show_what_if(result: Result) -> None:
         with st.spinner("Planning", show_time=True):
             plan = best_plan(request, _stop_when_moved(st.empty()))
     except PlannerError as error:
-        st.error(state.page_wording(error))
+        st.error(page_wording(error))
         _show_buttons(changes, False)
         return
     st.session_state[LAST_ANSWER_KEY] = plan
@@ -137,7 +138,7 @@ def _show_controls(result: Result, changes: dict[str, Any]) -> None:
 def _quick_plan(request: Request, before: Plan) -> Plan | None:
     """Find a good plan at once, near the panel's last answer or near the best plan now."""
     for near in filter(None, (st.session_state.get(LAST_ANSWER_KEY), before)):
-        if plan := what_if.quick_plan(request, near, state.uploaded_source(request)):
+        if plan := what_if.quick_plan(request, near, shared_plans.uploaded_source(request)):
             return plan
     return None
 
@@ -204,7 +205,7 @@ def _show_answer(result: Result, after: Plan, key: str) -> None:
     if not after.fits:
         sentences.append("It does not fit the memory.")
     if key == "whatif_answer" and after.fits and not after.optimal:
-        sentences += [frame.escape(state.page_wording(note)) for note in after.notes]
+        sentences += [frame.escape(page_wording(note)) for note in after.notes]
     if sentences:
         st.markdown(" ".join(sentences))
     if result.recommended is not before and before.fits:

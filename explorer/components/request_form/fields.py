@@ -9,6 +9,7 @@ import streamlit as st
 
 from explorer.address import settings
 from explorer.session import state
+from explorer.text.option_words import page_wording
 from planner_core.core import OPTIONS, PlannerError, Unreadable
 
 Parse = Callable[[Any], dict[str, Any]]
@@ -137,7 +138,7 @@ class Form:
                 if (value := st.session_state[key]) != shown:
                     changes.update(parse(value))
         except (Unreadable, PlannerError) as error:
-            st.session_state[self._problem] = state.page_wording(error)
+            st.session_state[self._problem] = page_wording(error)
             return
         state.change(**self._complete(changes))
         # below the sentence and not in the popover, which the edit has closed

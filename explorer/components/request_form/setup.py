@@ -9,8 +9,9 @@ import streamlit as st
 
 from explorer.address import settings, setups
 from explorer.components.request_form.fields import Form
-from explorer.session import state
+from explorer.session import shared_plans, state
 from explorer.text.commands import is_uploaded_model
+from explorer.text.option_words import page_wording
 from planner_core.core import Cluster
 from planner_core.planning.methods import check_layout
 
@@ -61,12 +62,12 @@ def _read_setup_file(
     name: str, content: bytes, v: dict[str, Any], cluster: Cluster, notes: list[str]
 ) -> dict[str, Any]:
     """Return the setup that the file states with its work of a step, and add what was read to `notes`; raises InputError."""
-    known = state.known_result(state.current_request())
+    known = shared_plans.known_result(state.current_request())
     stated, work, said = setups.parse_file(name, content, cluster.num_gpus, known.graph.config if known else {})
     check_layout(stated.layout, cluster)
     if is_uploaded_model(v["model"]):
         work = {k: value for k, value in work.items() if k != "seq"}
     stated, left_out = stated.for_model(v["model"])
     description = ", ".join(f"{k} {value}" for k, value in {**work, **dict(stated.options)}.items())
-    notes += [f"Read from {name}: {description}.", *map(state.page_wording, (*said, *[left_out] * bool(left_out)))]
+    notes += [f"Read from {name}: {description}.", *map(page_wording, (*said, *[left_out] * bool(left_out)))]
     return {"setup": stated.write(), **work}

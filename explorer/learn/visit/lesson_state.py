@@ -12,7 +12,7 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Lesson, Question
 from explorer.learn.lessons import BY_KEY, LESSONS
 from explorer.learn.visit import address, progress
-from explorer.session import state
+from explorer.session import shared_plans, state
 from explorer.text.commands import is_uploaded_model
 
 
@@ -141,4 +141,4 @@ def clear_address() -> None:
 def current_learner() -> Learner:
     """Return the model and cluster of the settings."""
     request = state.plain_request()
-    return Learner(request, state.uploaded_graph if is_uploaded_model(request.model) else None)
+    return Learner(request, shared_plans.uploaded_graph if is_uploaded_model(request.model) else None)
