@@ -184,6 +184,8 @@ class BackwardMemory:
         for self.inside in copy.backward:
             yield here + self.inside
         self.inside = None
+        # A gradient is added to that of another reader while the copy runs, when most of what it kept is freed.
+        self._release_saved()
         self.weight_bytes += copy.grads
         for value in (call.inputs[position] for position in copy.reduced):
             self._set_weight_gradient(
