@@ -82,6 +82,7 @@ from planner_core.cost.schedule import (
     stage_plans,
     tied_seconds,
     with_parts,
+    without_copies_of_inputs,
 )
 from planner_core.cost.step import (
     PricedUnit,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import InputError, Pipeline, StageCost, load_cluster, plan_from_json, plan_to_json
+from planner_core.core import InputError, Pipeline, StageCost, load_cluster, plan_from_json, plan_to_json, root
 from planner_core.cost import (
     PipelineTime,
     cost_model_of,
@@ -375,6 +375,23 @@ def test_what_is_handed_on_as_it_came_is_held_once() -> None:
     own = [set(stage.gives) - set(stage.takes) for stage in stages]
     assert [m.sent for m in memories] == [sum(graph.top.values[v].meta.num_bytes for v in made) for made in own]
     assert len(stages[2].gives) > len(own[2]) == 1
+
+
+def test_layers_of_a_stage_that_receives_a_bias_keep_its_buffer() -> None:
+    """T5's first stage makes the bias of positions with the heads innermost, and each of its layers keeps a copy of it. Others receive it."""
+    stated = Statement(parse_layout("dp=1,pp=4"), accumulate=4, seq=256, layers=3)
+    plan = Pricer("t5-large", load_cluster("1x8-h100:gpus=4")).plan(stated)
+    assert plan is not None and plan.pipeline is not None
+    stages = stage_plans(plan.blocks, load_plan_graph(plan), plan.pipeline)
+
+    def keeps_copies(stage: int, name: str) -> bool:
+        block = stages[stage].graph.blocks[name]
+        copied = next(op for op in block.ops if op.fn == "contiguous")
+        return root(block, copied.outputs[0]) == copied.outputs[0]
+
+    # The second stage runs the encoder's last layer and the decoder's first, for which it makes another bias.
+    assert [keeps_copies(stage, "T5Block") for stage in (0, 1)] == [True, False]
+    assert [keeps_copies(stage, "T5Block2") for stage in (1, 2, 3)] == [True, False, False]
 
 
 @pytest.mark.parametrize("model", ["t5-large", "resnet50-100k"])

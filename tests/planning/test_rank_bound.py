@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from planner_core.core import Pipeline, StageCost
-from planner_core.cost import in_flight_at_once, simulated_pipeline
+from planner_core.cost import NUM_COMPONENTS, Component, in_flight_at_once, simulated_pipeline
 from planner_core.planning import prepare_planner
 from planner_core.planning.request import Request
 from planner_core.planning.stages.degrees import Breadth, PipelineDegrees
 from planner_core.planning.stages.rank_bound import PRECISION, RankBound
 from planner_core.planning.stages.search import _StageSearch
+from planner_core.search import least_copy_costs
 
 Way = tuple[float, float, float]
 """A way to run a copy: seconds of a step, bytes of states, bytes that a micro-batch keeps."""
@@ -199,3 +200,20 @@ def test_no_whole_model_is_searched_beyond_those_that_may_be() -> None:
     # Another place of the pipeline's axis is searched with the best degrees; one node has one place.
     assert len({d.whole_model for d in stages.shared_s}) == 1
     assert stages.models.bounded == set(stages.models.bounding) and len(stages.models.bounding) <= 3
+
+
+def test_a_layer_that_receives_its_bias_keeps_what_the_bound_counts() -> None:
+    """Each layer of T5's encoder copies a bias of 512 MiB where its stage makes that, and none where it is received. A bound with the copies
+    was above what cuts keep."""
+    shape = {"batch": 8, "seq": 4096, "layers": 4, "accumulate": 1}
+    asked = Request("t5-large", cluster="1x8-h100:gpus=4", **shape, recompute="none", zero=1, attention="efficient")
+    models, d = (
+        _StageSearch(prepare_planner(asked), lambda text: None, None, None).models,
+        PipelineDegrees(4, 1, 1, 1, 1, 8),
+    )
+    problem, policy = models.bounding_problem(d), next(models.find_policies(d, math.inf))
+    assert problem is not None
+    weights = np.zeros(NUM_COMPONENTS)
+    weights[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]] = 1.0, -1.0
+    first, second = policy.activation_bytes[:2]
+    assert least_copy_costs(problem, weights)["T5Block"] <= second == first - 2**29

@@ -38,8 +38,8 @@ COPIES_AT_EACH_END = 6
 @dataclass(frozen=True, slots=True)
 class StageMoments:
     """One stage of a pipeline. `state`: what its weights take. `kept`: bytes that one micro-batch keeps when its forward is done, with
-    those `received` that no operator keeps. The highest moments of a `forward`, of a `backward`, both beside gradients that stand, of a
-    step's `first_backward`, which makes these, and of its `last_backward`, which sums them over ranks."""
+    those `received` that no operator keeps, or that are handed on. The highest moments of a `forward`, of a `backward`, both beside
+    gradients that stand, of a step's `first_backward`, which makes these, and of its `last_backward`, which sums them over ranks."""
 
     state: StandingMemory
     kept: int
@@ -108,10 +108,13 @@ def stage_moments(
 
 
 def _received_bytes(top: BlockMemory) -> int:
-    """Return the bytes that the top block of a stage receives and of which no operator keeps any."""
-    receives = [isinstance(item, Op) and item.fn == RECEIVE for item in top.storages.block.items]
+    """Return the bytes that the top block of a stage receives and of which no operator keeps any, or that it hands on."""
+    block = top.storages.block
+    receives = [isinstance(item, Op) and item.fn == RECEIVE for item in block.items]
     pairs = list(zip(receives, top.saved_at, strict=True))
     kept = {key for is_received, keys in pairs for key in keys if not is_received}
+    # What several stages read is one buffer in all of a rank's copies, so the last of its readers counts it.
+    kept -= {top.storages.at.get(v) for v in block.outputs}
     return top.size_of(key for is_received, keys in pairs for key in keys if is_received and key not in kept)
 
 

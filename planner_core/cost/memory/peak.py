@@ -109,8 +109,9 @@ def backward_of(top: BlockMemory) -> BackwardMemory:
     return BackwardMemory(top, {v: Gradient(0) for v in top.results})
 
 
-KnownCopies = dict[tuple[str, int], tuple[BlockPlan, BlockMemory, CallMemory]]
-"""One copy of each repeated block that was walked, by label and by the identity of its sites, which its plan keeps alive."""
+KnownCopies = dict[tuple[str, int, int], tuple[BlockPlan, BlockMemory, CallMemory]]
+"""One copy of each repeated block that was walked, by label and by the identities of its sites and its block, which its plan and its memory
+keep alive. Stages that receive an operand may have another block than the stage that makes it."""
 
 
 def block_memories(
@@ -123,7 +124,7 @@ def block_memories(
     calls: dict[str, CallMemory] = {}
     for label, bp in blocks.items():
         if label:
-            at = label, id(bp.sites)
+            at = label, id(bp.sites), id(block_of(graph, label))
             if at not in known:
                 known[at] = bp, *_simulate_copy(label, bp, graph, model)
             _, inner[label], one = known[at]

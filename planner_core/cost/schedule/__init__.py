@@ -52,6 +52,7 @@ from planner_core.cost.schedule.pipeline import (
     stage_plans,
     tied_seconds,
     with_parts,
+    without_copies_of_inputs,
 )
 from planner_core.cost.schedule.simulation import simulate_step
 from planner_core.cost.schedule.timed import TimedWork, list_timed_work

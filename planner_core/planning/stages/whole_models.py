@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from planner_core.core import BlockPlan, Graph, InputError, Sentence
-from planner_core.cost import Component, ops_at_the_ends
+from planner_core.cost import Component, ops_at_the_ends, without_copies_of_inputs
 from planner_core.planning.methods import list_switches
 from planner_core.planning.methods.legality import unsearchable_faults
-from planner_core.planning.planner import Planner, prepare_planner, with_recompute, with_zero
+from planner_core.planning.planner import Networks, Planner, prepare_planner, with_recompute, with_zero
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.stages.degrees import ModelKey, PipelineDegrees
 from planner_core.planning.stages.pieces import CopyPolicy, policy_from_plan
@@ -38,6 +38,7 @@ class WholeModels:
         uniform: The last network in which all copies are alike, by `whole_model` and recomputation.
         model_s: The bound S by `PipelineDegrees.whole_model`.
         prices: The prices of memory that gave this bound, by the same key.
+        without_copies: What the planners of bounds share, by number of micro-batches, where they are others (`bounding_planner`).
         bounding: The networks of bounds by `whole_model`.
         rank_bounds: The least costs of a copy by `whole_model`; None where the model has no plan.
     """
@@ -55,6 +56,7 @@ class WholeModels:
         self.uniform: tuple[tuple[ModelKey, str], Problem | None] | None = None
         self.model_s: dict[ModelKey, float] = {}
         self.prices: dict[ModelKey, tuple[float, float]] = {}
+        self.without_copies: dict[int, Networks] = {}
         self.bounding: dict[ModelKey, Problem | None] = {}
         self.rank_bounds: dict[ModelKey, RankBound | None] = {}
 
@@ -98,7 +100,7 @@ class WholeModels:
         planner = self.planner(d)
         if planner is None:
             return None
-        planner = with_recompute(planner, recompute)
+        planner = with_recompute(self.bounding_planner(planner) if at_least else planner, recompute)
         layout = self.form.layout(d) if self.form else None
         try:
             if layout is None:
@@ -111,6 +113,17 @@ class WholeModels:
             return None
         # A restricted problem bounds only its own smaller space, and every bound here must hold for the whole one.
         return None if problem.is_infeasible or problem.unrestricted is not None else problem
+
+    def bounding_planner(self, planner: Planner) -> Planner:
+        """Return the planner whose blocks make no copies of what a stage may receive, so that no stage keeps less."""
+        if (graph := without_copies_of_inputs(planner.graph)) is planner.graph:
+            return planner
+        blocks = {name: replace(block, block=graph.blocks[name]) for name, block in planner.coarse.blocks.items()}
+        coarse = replace(planner.coarse, graph=graph, blocks=blocks)
+        own = Networks(coarse, planner.strategies, planner.networks.max_points)
+        # Those of other ZeRO stages and meshes share what is the same for them.
+        networks = self.without_copies.setdefault(planner.workload.accumulate, own)
+        return replace(planner, networks=networks.for_other_workload())
 
     def bounding_problem(self, d: PipelineDegrees) -> Problem | None:
         """Return the network of the bounds on all cuts of some degrees."""

@@ -216,7 +216,10 @@ class _Builder:
             self._add_shared_factor(partial(self._storage_factor, value), (name,), *key)
             return
         # A view has the storage of its root: if the root is kept already, saving the view holds no further byte.
-        is_saved = value in self.saved_inputs and root(self.block, value) not in self.results_of_kept_ops
+        base = root(self.block, value)
+        is_saved = value in self.saved_inputs and base not in self.results_of_kept_ops
+        # The caller counts its operand once for all blocks that keep a view of it.
+        is_saved = is_saved and not (self.options.at_least and base in self.block.inputs)
         share = 1.0 if value in self.results_of_kept_ops else self.options.saved_share if is_saved else 0.0
         make_factor = partial(self._delivered_factor, name, states, share)
         self._add_shared_factor(make_factor, (name,), "delivered", v.meta, v.grad, self.segments(value), share)

@@ -1,11 +1,12 @@
 """Pipeline stages: ranges of the model's copies on groups of GPUs, one behind the other.
 
-orders   what each rank runs in which order, by schedule
-stages   a stage as a model of its own
-passes   what a rank issues, pass by pass
-timing   the seconds of a step, event by event, and the closed form below it
-memory   what a rank holds, with the micro-batches that are in flight
-price    the cost of a plan with stages
+orders     what each rank runs in which order, by schedule
+stages     a stage as a model of its own
+received   what a block does not copy where it comes from another stage
+passes     what a rank issues, pass by pass
+timing     the seconds of a step, event by event, and the closed form below it
+memory     what a rank holds, with the micro-batches that are in flight
+price      the cost of a plan with stages
 """
 
 from planner_core.cost.schedule.pipeline.memory import stage_memories
@@ -26,6 +27,7 @@ from planner_core.cost.schedule.pipeline.price import (
     stage_costs,
     tied_seconds,
 )
+from planner_core.cost.schedule.pipeline.received import without_copies_of_inputs
 from planner_core.cost.schedule.pipeline.stages import (
     StagePlan,
     boundary_states,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import Block, BlockPlan, Call, Edge, Graph, InputError, Op, Pipeline, SitePlan, State
 from planner_core.cost.resolved_ops import RECEIVE, block_of
+from planner_core.cost.schedule.pipeline.received import received_operands, without_copies
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,14 @@ def stage_plans(blocks: Mapping[str, BlockPlan], graph: Graph, pipeline: Pipelin
     crossing = _crossing_values(graph.top, cuts)
     labels = {prefix: label for label, block in blocks.items() for prefix in block.prefixes}
     plans = []
+    known: dict[tuple[str, frozenset[int]], Block] = {}
     for stage in range(len(pipeline.copies)):
         stage_items = items[cuts[stage] : cuts[stage + 1]]
         takes, gives = crossing[stage], crossing[stage + 1]
         # Buffers are few bytes, and most are those of the whole model, so a rank counts all of them once.
         buffers = graph.buffer_bytes if stage < pipeline.ranks else 0
         stage_graph = replace(graph, top=_stage_top(graph.top, stage_items, takes, gives), buffer_bytes=buffers)
+        stage_graph = _without_copies_of_received(stage_graph, takes, known)
         plans.append(StagePlan(stage_graph, _stage_blocks(blocks, stage_graph, states, labels), takes, gives))
     return tuple(plans)
 
@@ -151,6 +154,18 @@ def _stage_top(top: Block, items: Sequence[Op | Call], takes: Sequence[int], giv
     # The last stage hands nothing on: it returns the loss.
     outputs = gives or top.outputs
     return replace(top, values=tuple(values), items=(*received, *items), outputs=outputs)
+
+
+def _without_copies_of_received(
+    stage: Graph, takes: Sequence[int], known: dict[tuple[str, frozenset[int]], Block]
+) -> Graph:
+    """`known`: the blocks of stages before, by name and by the operands that they receive."""
+    blocks = {}
+    for name, received in received_operands(stage, takes).items():
+        if (key := (name, received)) not in known:
+            known[key] = without_copies(stage.blocks[name], received)
+        blocks[name] = known[key]
+    return replace(stage, blocks={**stage.blocks, **blocks})
 
 
 def _stage_blocks(
