@@ -114,7 +114,7 @@ def test_the_first_page_sets_the_plans_beside_each_other() -> None:
     assert all(filled <= likely <= 1 for filled, likely, _ in (cell["memory"] for cell in memory.values()))
     assert "FSDP 16 takes" in words(at)
     # Whose kernels a row is on is said at its word, not in a line of the page.
-    assert "“run with Megatron-LM” plans for its own" in json.loads(drawn.json)["terms"]["Megatron-LM"]
+    assert "planned with “run with Megatron-LM” it has its own" in json.loads(drawn.json)["terms"]["Megatron-LM"]
     assert "kernels" not in words(at)
 
 

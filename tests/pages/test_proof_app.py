@@ -14,7 +14,7 @@ import pytest
 
 from explorer.address import settings
 from explorer.session import later_searches, shared_plans
-from explorer.session.later_searches import LESS_MEMORY_SEARCH, PROOF_SEARCH, LaterSearch
+from explorer.session.later_searches import LESS_MEMORY_SEARCH, PROOF_SEARCH, STAGES_SEARCH, LaterSearch
 from planner_core.core import Plan
 from planner_core.planning import LESS_MEMORY, Progress, Request, Result, add_less_memory
 from tests.pages.test_app import open_page
@@ -156,6 +156,21 @@ def test_a_gap_that_stays_open_is_said(monkeypatch: pytest.MonkeyPatch, proven: 
     run_after(at, PROOF_SEARCH)
     assert "Proving" not in captions(at)
     assert "the best plan, at most 2 % above the bound" in what_of_rows(at)
+
+
+def test_a_cached_result_does_not_take_away_what_another_search_added(
+    monkeypatch: pytest.MonkeyPatch, proven: Result
+) -> None:
+    """The first result is forgotten before what its searches gave: then a link may run them in another order."""
+    request = Request("llama-3-8b", cluster="1x8-h100", layers=2, batch=64, seq=4096)
+    first = replace(proven, reasons={})
+    monkeypatch.setattr(shared_plans, "plan_model", lambda *_, **__: first)
+    LESS_MEMORY_SEARCH.run(request, lambda text: None)
+    shared_plans._plans.clear()
+    for search in (STAGES_SEARCH, LESS_MEMORY_SEARCH):
+        search.run(request, lambda text: None)
+    known = shared_plans.known_result(request)
+    assert known is not None and {STAGES_SEARCH.name, LESS_MEMORY_SEARCH.name} <= known.reasons.keys()
 
 
 def test_a_proof_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch, proven: Result) -> None:
