@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from planner_core.core import Plan, load_cluster
+from planner_core.core import Block, Plan, load_cluster, parse_mesh
 from planner_core.planning import Request, plan_model
 from planner_core.planning.fitting.baselines import NEARLY_LEAST, find_faster_baseline, plan_baselines
 from planner_core.planning.fitting.micro_batch_numbers import MicroBatchNumbers
-from planner_core.planning.methods import BASELINES, Layout, parse_layout
+from planner_core.planning.methods import BASELINES, Layout, parse_layout, restrictions
 from planner_core.planning.pipeline import FIRST_PASSES
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.pricing import Pricer, Statement
+from planner_core.search.network import SampleDims
 
 ONE_SWITCH = ("megatron", "megatron-sp")
 CLUSTER, MEMORY_GB, LAYERS = "1x8-h100:gpu=a100-40gb-sxm", 14.0, 6
@@ -80,6 +81,21 @@ def test_a_mesh_whose_data_ranks_lack_samples_has_no_network(monkeypatch: pytest
     plans = plan_baselines(planner, candidate_meshes(planner.request, planner.cluster))
     assert {p.method for p in plans} >= set(ONE_SWITCH)
     assert built and not any(problem.is_infeasible for problem in built)
+
+
+def test_baselines_on_one_mesh_share_where_samples_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layout and baseline sought the dims of the samples anew, which depend on the mesh alone."""
+    sought, find = [], restrictions.find_sample_dims
+
+    def spy(block: Block, *args: Any) -> SampleDims:
+        sought.append(block.name)
+        return find(block, *args)
+
+    planner = prepare_planner(Request("llama-3-8b", "1x8-h100", batch=8, layers=2))
+    monkeypatch.setattr(restrictions, "find_sample_dims", spy)
+    plans = plan_baselines(planner, [parse_mesh("4x2", 8)])
+    assert len(plans) > len(ONE_SWITCH)  # of two ZeRO stages
+    assert sorted(sought) == sorted({block.name for block in planner.graph.all_blocks})
 
 
 def test_the_fastest_baseline_is_the_fastest_row_that_fits() -> None:

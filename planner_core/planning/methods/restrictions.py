@@ -71,8 +71,7 @@ class AxisRules(Restriction):
     ranks: int = field(default=1, kw_only=True)
     exempt: frozenset[int] = field(default=frozenset(), kw_only=True)
     """Ids of the parameters that pass in every state."""
-    _samples: dict[str, SampleDims] = field(default_factory=dict, init=False, repr=False)  # by block
-    _input_dims: dict[str, DimByValue] = field(default_factory=dict, init=False, repr=False)
+    _input_dims: dict[str, DimByValue] = field(default_factory=dict, init=False, repr=False)  # by block
     _stream_values: dict[str, frozenset[int]] = field(default_factory=dict, init=False, repr=False)
 
     def apply(self, block: str, net: Network) -> None:
@@ -103,9 +102,9 @@ class AxisRules(Restriction):
         """Return the factors of tensors with samples and of groups of operators, by variable."""
         # Layouts that differ in ZeRO stages alone share the factors.
         key = self._activation_key()
-        if key not in net.rules:
-            net.rules[key] = self._make_activation_factors(where, net)
-        return net.rules[key]
+        if key not in net.rules.factors:
+            net.rules.factors[key] = self._make_activation_factors(where, net)
+        return net.rules.factors[key]
 
     def _activation_key(self) -> tuple[object, ...]:
         """Return all on which `_activation_factors` depend but the network: two rules of one model with equal keys have equal factors."""
@@ -168,12 +167,12 @@ class AxisRules(Restriction):
         return True
 
     def _samples_of(self, where: Block, net: Network) -> SampleDims:
-        # For all blocks at once: which dim of a block's inputs the samples have follows from what runs before its call.
-        if not self._input_dims:
-            self._input_dims.update(input_sample_dims(self.graph))
-        if where.name not in self._samples:
-            self._samples[where.name] = find_sample_dims(where, net, self._input_dims.get(where.name, {}))
-        return self._samples[where.name]
+        if net.rules.samples is None:
+            # For all blocks at once: which dim of a block's inputs the samples have follows from what runs before its call.
+            if not self._input_dims:
+                self._input_dims.update(input_sample_dims(self.graph))
+            net.rules.samples = find_sample_dims(where, net, self._input_dims.get(where.name, {}))
+        return net.rules.samples
 
     def _takes_part_of_stream(self, where: Block, op: Op, row: Row) -> bool:
         """Return whether a layer with a weight reads some features of each token of the residual stream."""

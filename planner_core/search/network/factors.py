@@ -218,15 +218,39 @@ def allow_only(name: str, allowed: Bools) -> Factor:
     return Factor((name,), nothing, np.asarray(allowed, dtype=bool))
 
 
+@dataclass(frozen=True, slots=True)
+class SampleDims:
+    """The dims, by value of a block, on which values are sharded where samples are.
+
+    `produced` are the dims on which operators make the values. `delivered` lacks the values that some operator reads whole, for example
+    a statistic of all samples.
+    """
+
+    produced: Mapping[int, int]
+    delivered: Mapping[int, int]
+
+
+@dataclass
+class RuleCache:
+    """What restrictions work out on one network of a block, for all networks of the block on one mesh: these differ in their weights'
+    states and in costs.
+
+    `factors` are those that a restriction adds whatever states the weights have, by what they depend on, then by variable. `samples` are
+    None until a restriction asks for them.
+    """
+
+    factors: dict[tuple[object, ...], dict[str, Factor]] = field(default_factory=dict)
+    samples: SampleDims | None = None
+
+
 @dataclass
 class Network:
     """The cost network of one block: its variables (name -> number of states) and its factors.
 
     `tensors` and `nodes` say what the states mean: the joint states of a tensor or weight, the joint rows of a group. A *port*
     is a tensor that is an input or an output of the block. `saved_ports` are the ports whose delivered tensor an operator of
-    this block keeps for backward. `saves_between` says whether the tensor between two copies of the block is kept. `rules` hold the factors
-    that a restriction adds whatever states the weights have, by what they depend on, then by variable. All networks of the block on one
-    mesh share them: they differ in their weights' states and in costs.
+    this block keeps for backward. `saves_between` says whether the tensor between two copies of the block is kept. All networks of the
+    block on one mesh share the `rules`.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -235,7 +259,7 @@ class Network:
     nodes: dict[str, GroupRows] = field(default_factory=dict)
     saved_ports: set[int] = field(default_factory=set)
     saves_between: bool = False
-    rules: dict[tuple[object, ...], dict[str, Factor]] = field(default_factory=dict)
+    rules: RuleCache = field(default_factory=RuleCache)
 
     def placed_values(self, block: Block) -> Iterator[tuple[int, Value, TensorStates]]:
         """Yield the tensors and weights of `block` that have a variable: the number of each, its value and its states."""

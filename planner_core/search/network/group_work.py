@@ -27,7 +27,7 @@ from planner_core.ops import (
     global_bytes,
     splits_saved_tensor,
 )
-from planner_core.search.network.factors import Costs, Factor, zero_costs
+from planner_core.search.network.factors import Costs, Factor, RuleCache, zero_costs
 from planner_core.search.network.states import TensorStates, joint_parts
 
 
@@ -54,7 +54,7 @@ class BlockCache:
 
     `seconds` [operator name] is what `GroupWork._op_seconds` computes, and `index` [form of the group] are the joint rows. Both are the
     same for each policy of recomputation. `states` are those of values, of weights by ZeRO stages too. `factors` are those of `tables`, by
-    their variables too. `rules` are the factors of restrictions, as in `Network`. The blocks of a model share `tables` and `index`, and
+    their variables too. The blocks of a model share `tables` and `index`, and
     `operators` are the same on every mesh of the cluster.
     """
 
@@ -63,7 +63,7 @@ class BlockCache:
     states: dict[tuple[object, ...], TensorStates] = field(default_factory=dict)
     factors: dict[tuple[object, ...], Factor] = field(default_factory=dict)
     tables: Tables = field(default_factory=dict)
-    rules: dict[tuple[object, ...], dict[str, Factor]] = field(default_factory=dict)
+    rules: RuleCache = field(default_factory=RuleCache)
     operators: OperatorCache = field(default_factory=OperatorCache)
 
     def of_block(self, operators: OperatorCache) -> BlockCache:

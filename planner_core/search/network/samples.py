@@ -5,30 +5,17 @@ A size alone does not decide: a model may have as many tokens, features or bins 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from graphlib import TopologicalSorter
 
 import numpy as np
 
 from planner_core.core import Block, Graph, Op, Shard
 from planner_core.ops import DISPATCH, Row, rows
-from planner_core.search.network.factors import GroupRows, Network
+from planner_core.search.network.factors import GroupRows, Network, SampleDims
 
 DimByValue = dict[int, int]
 """The dim of the samples, by value. It lacks values that are made of all samples, or of none."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampleDims:
-    """The dims, by value of a block, on which values are sharded where samples are.
-
-    `produced` are the dims on which operators make the values. `delivered` lacks the values that some operator reads whole, for example
-    a statistic of all samples.
-    """
-
-    produced: Mapping[int, int]
-    delivered: Mapping[int, int]
 
 
 def input_sample_dims(graph: Graph) -> dict[str, DimByValue]:
