@@ -43,6 +43,7 @@ def family(name: str) -> str:
 
 
 BEST_PLAN, SIMPLER_PLAN, STAGED_PLAN = EXACT.shown_plan, "Simpler plan", "Plan with stages"
+LEAST = "Least "
 ROLE_TITLES = {PlanRole.FASTEST: BEST_PLAN, PlanRole.SIMPLER: SIMPLER_PLAN, PlanRole.STAGES: STAGED_PLAN}
 METHOD_TITLES = {m.name: m.shown_plan for m in METHODS.values()}
 TITLES = {b.title: b.shown_plan for b in BASELINES.values()}
@@ -56,7 +57,7 @@ def plan_title(plan: Plan) -> str:
     if plan.role in ROLE_TITLES:
         return ROLE_TITLES[plan.role]
     if plan.role is PlanRole.BEST and plan.method == EXACT.name and plan.objective != "time":
-        return f"Least {plan.objective}"
+        return f"{LEAST}{plan.objective}"
     if plan.role is PlanRole.BEST:
         return METHOD_TITLES.get(plan.method, BEST_PLAN)
     return plan.name[:1].upper() + plan.name[1:]
@@ -66,6 +67,8 @@ def title_in_sentence(plan: Plan) -> str:
     """Return a plan's title inside a sentence: `the best plan`, `our current setup`, but `Megatron-LM`, which is a name."""
     title = plan_title(plan)
     lower = title[:1].lower() + title[1:]
+    if title.startswith(LEAST):
+        return f"the plan with the {lower}"
     if title.startswith((BEST_PLAN, SIMPLER_PLAN, STAGED_PLAN)):  # a pin's goes on with what its settings change
         return f"the {lower}"
     return lower if title.startswith(("Our ", "The ")) else title

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from explorer.analysis.shortlist import shortlist
+from explorer.text import words
 from planner_core.core import Pipeline, PlanRole, option_switch
 from planner_core.planning import LEAST_MEMORY_NAME, Request, Result, plan_model, prepare_planner
-from planner_core.planning.analysis.legend import describe_fullest_ranks, row_title
+from planner_core.planning.analysis.legend import describe_axes, describe_fullest_ranks, row_title
 from planner_core.planning.analysis.reporting import first_plan_text, plan_summary, text
 from planner_core.planning.methods import OWN_WORKLOAD, parse_layout
 from planner_core.planning.methods.registry import note_compared_workload
@@ -29,6 +30,25 @@ def test_stages_that_are_announced_have_a_reason_for_no_row(result: Result) -> N
     assert "\nstages: no quicker plan with stages was found\n" in text(result)
     fixed = replace(result, asked=replace(result.asked, accumulate=1))  # fixes the micro-batches, so none are searched
     assert "stages: " not in text(fixed)
+
+
+def test_work_that_is_split_along_an_axis_of_fsdp_is_named_below_the_rows(result: Result) -> None:
+    """A mesh of `16 shard` read as FSDP over 16 GPUs, where the head was split as tensor parallelism splits it."""
+    fsdp = next(p for p in result.plans if p.name == "FSDP")
+    top = fsdp.blocks[""]
+    head = top.params["lm_head.weight"]
+    split = replace(top, params={**top.params, "lm_head.weight": replace(head, gathered=())})
+    plans = [fsdp, replace(fsdp, name="best", blocks={**fsdp.blocks, "": split})]
+    assert [p.mesh.axis_names for p in plans] == [("shard",)] * 2
+    assert describe_axes(plans) == ("best: used in parts, as in tensor parallelism: lm_head along shard",)
+    assert not describe_axes([fsdp])
+
+
+def test_a_title_inside_a_sentence_is_no_heading(result: Result) -> None:
+    """ "54 % less time than Least communication" stood on Compare."""
+    least = replace(result.best, role=PlanRole.BEST, objective="communication")
+    assert words.plan_title(least) == "Least communication"
+    assert words.title_in_sentence(least) == "the plan with the least communication"
 
 
 def test_the_reason_for_no_row_claims_no_more_than_the_search(result: Result) -> None:

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from planner_core.core import Cluster, Note, NoteKind, Plan, PlanRole, Sentence, Term, named, time_amount
-from planner_core.cost import IDLE, axis_roles
+from planner_core.core import (
+    Cluster,
+    Note,
+    NoteKind,
+    Plan,
+    PlanRole,
+    Sentence,
+    Shard,
+    Term,
+    named,
+    params_by_pattern,
+    time_amount,
+)
+from planner_core.cost import DATA, IDLE, SHARD, axis_roles
 from planner_core.planning.fitting.for_tool import ToolPrice
 from planner_core.planning.methods import EXACT, FREE, OF_MEGATRON, megatron_fault_of_graph, tool_term
 from planner_core.planning.pricing import BUBBLE, EXPOSED_COMM, Speed, predict_reserved, split_pipeline_step
@@ -29,6 +41,8 @@ SIMULATION_AGREES = 0.01
 """A simulation that is closer to a plan's time than this share agrees with it."""
 WIDE_GAP = 0.01
 """A gap from which on a reader is told how to close it."""
+MOST_NAMED = 3
+"""Weights that a sentence lists."""
 
 
 def step_proof(plan: Plan) -> str:
@@ -108,11 +122,31 @@ def describe_waits(plans: Iterable[Plan]) -> tuple[str, ...]:
     return (f"{BUT_FOR_WAITS}: {WAITS_WORDS}",) if any(proven_mark(p) == BUT_FOR_WAITS for p in plans) else ()
 
 
-def describe_idle_axes(plans: Iterable[Plan]) -> tuple[str, ...]:
-    """Say what `idle` in the mesh of a row means, if a row has it."""
-    rows = [p.name for p in plans if IDLE in axis_roles(p)]
-    words = "along an idle axis all GPUs do the same work, since a search may repeat work to send less"
-    return (f"{', '.join(rows)}: {words}",) if rows else ()
+def describe_axes(plans: Sequence[Plan]) -> tuple[str, ...]:
+    """Say what the names of the axes in the mesh of a row leave open: what `idle` means, and which weights others split."""
+    idle = [p.name for p in plans if IDLE in axis_roles(p)]
+    rows: dict[str, list[str]] = {}
+    for plan in plans:
+        rows.setdefault(_describe_split_work(plan), []).append(plan.name)
+    says = [(names, says) for says, names in rows.items() if says]
+    if idle:
+        says.append((idle, "along an idle axis all GPUs do the same work, since a search may repeat work to send less"))
+    return tuple(f"{', '.join(names)}: {sentence}" for names, sentence in says)
+
+
+def _describe_split_work(plan: Plan) -> str:
+    """Say which weights are used in parts along a `data` or `shard` axis, which is named for what most weights do; empty if none is."""
+    parts = []
+    for axis, role in enumerate(axis_roles(plan)):
+        names = [
+            name.removesuffix(".weight")
+            for name, param in params_by_pattern(plan).items()
+            if role in (DATA, SHARD) and isinstance(param.working[axis], Shard) and axis not in param.gathered
+        ]
+        if names:
+            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            parts.append(f"{', '.join(names[:MOST_NAMED])}{more} along {plan.mesh.axis_names[axis]}")
+    return f"used in parts, as in tensor parallelism: {'; '.join(parts)}" if parts else ""
 
 
 def describe_bands(rows: Iterable[tuple[str, Speed]]) -> str:

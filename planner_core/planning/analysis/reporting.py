@@ -25,8 +25,8 @@ from planner_core.cost import axis_roles, micro_batch, simulate_step, zero_stage
 from planner_core.cost.communication import VOLUME_RATE, sent_per_gpu
 from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.legend import (
+    describe_axes,
     describe_bands,
-    describe_idle_axes,
     describe_open_gap,
     describe_parts,
     describe_stages,
@@ -428,7 +428,7 @@ def text(
         proof_text(result.asked) + describe_open_gap(result).worded(word),
         describe_bands(zip((p.name for p in result.plans), speeds, strict=True)),
         *describe_waits(result.plans),
-        *describe_idle_axes(result.plans),
+        *describe_axes(result.plans),
         *describe_tight(result.plans, c),
         describe_parts(result.plans),
         simulation_text(result.plans, times or simulate_steps(result)),
