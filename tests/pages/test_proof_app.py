@@ -196,3 +196,11 @@ def test_a_proof_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch, pro
 
 def state_request(at: AppTest) -> Request:
     return settings.build_request(at.session_state["values"])
+
+
+def test_no_two_rows_of_plans_have_one_name() -> None:
+    """Two rows were "FSDP 8, mixed", told apart by what they recompute in the small line alone."""
+    at = open_page("plans", **REQUEST | {"batch": "16"})
+    (drawn,) = (c.proto for c in at.get("bidi_component") if c.proto.component_name == "shardscope_plans")
+    names = [row["name"] for row in json.loads(drawn.json)["rows"]]
+    assert not at.exception and len(set(names)) == len(names) > 2

@@ -50,8 +50,7 @@ def show_plans_chart(result: Result, plans: Plans, chosen: str) -> None:
 def show_plans_table(result: Result, plans: Plans, chosen: str) -> None:
     """Draw a row for every plan; a click chooses, and a head sorts."""
     rows = merge_equal(plans, chosen)
-    # Rows of one layout are told apart by their titles below the names.
-    names = {r.name: recipe.layout_name(plans[r.name]) for r in rows}
+    names = recipe.distinct_names({r.name: plans[r.name] for r in rows})
     table.draw_plans(result, plans, rows, names, chosen)
     homes = {n: current_setup.result_of(n, result) for n in plans}
     with st.container(horizontal=True):
