@@ -256,7 +256,7 @@ def test_unknown_plan_and_node_are_told() -> None:
 
 def test_the_search_of_the_methods_is_named_where_its_button_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods_panel, "plan_next", lambda: None)
-    monkeypatch.setattr(methods_panel.state, "known_method", lambda request: request.method == "atp" or None)
+    monkeypatch.setattr(methods_panel.shared_plans, "known_method", lambda request: request.method == "atp" or None)
     monkeypatch.setattr(methods_panel, "known_plans", dict)
     at = open_page("plans")
     at.button(key="plan_methods").click().run()
