@@ -32,6 +32,7 @@ from planner_core.cost.schedule.pipeline import (
     tied_weights,
     timing,
 )
+from planner_core.cost.schedule.pipeline.memory import rank_memory
 from planner_core.cost.schedule.pipeline.orders import steady_situations
 from planner_core.models import load_plan_graph
 from planner_core.planning.methods import parse_layout
@@ -375,6 +376,19 @@ def test_what_is_handed_on_as_it_came_is_held_once() -> None:
     own = [set(stage.gives) - set(stage.takes) for stage in stages]
     assert [m.sent for m in memories] == [sum(graph.top.values[v].meta.num_bytes for v in made) for made in own]
     assert len(stages[2].gives) > len(own[2]) == 1
+
+
+def test_a_weight_of_two_stages_of_a_rank_is_held_once() -> None:
+    """The second of two ranks embeds the decoder's tokens in one stage and has the head in another: one weight, which was counted twice."""
+    stated = Statement(parse_layout("dp=1,pp=2,vp=2,schedule=interleaved"), accumulate=4, seq=256, layers=3)
+    plan = Pricer("t5-large", load_cluster("1x8-h100:gpus=2")).plan(stated)
+    assert plan is not None and plan.pipeline is not None
+    model = cost_model_of(plan)
+    memories = stage_memories(stage_plans(plan.blocks, load_plan_graph(plan), plan.pipeline), model)
+    found = rank_memory(plan.pipeline, 1, memories, steady_situations(plan.pipeline, 4)[1], model)
+    twice = sum(memories[s].state.params + memories[s].state.moments for s in (1, 3))
+    assert memories[1].outer["shared.weight"] == memories[3].outer["shared.weight"]
+    assert found["params"] + found["optimizer"] == twice - sum(memories[1].outer["shared.weight"])
 
 
 def test_layers_of_a_stage_that_receives_a_bias_keep_its_buffer() -> None:

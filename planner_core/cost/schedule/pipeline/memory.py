@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from planner_core.core import Pipeline, State
 from planner_core.cost.memory import Moment, StageMoments, StandingMemory, num_update_tensors, stage_moments
 from planner_core.cost.memory.peak import KnownCopies
+from planner_core.cost.memory.standing import weight_forms
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes
 from planner_core.cost.schedule.pipeline.orders import Situation, steady_situations
@@ -34,12 +35,14 @@ from planner_core.cost.schedule.pipeline.stages import StagePlan, boundary_state
 @dataclass(frozen=True, slots=True)
 class StageMemory:
     """Bytes of one stage on one GPU. `kept`: what one micro-batch holds between its forward and its backward, with what it `sent` on.
-    `returned`: gradients of one micro-batch that it sends back. `of`: the highest moments of its passes."""
+    `returned`: gradients of one micro-batch that it sends back. `of`: the highest moments of its passes. `outer`: weights and optimizer
+    states of each weight of the top block, by name."""
 
     of: StageMoments
     kept: int
     sent: int
     returned: int
+    outer: Mapping[str, tuple[int, int]]
 
     @property
     def state(self) -> StandingMemory:
@@ -81,7 +84,9 @@ def _stage_memory(stage: StagePlan, states: Mapping[int, State], model: CostMode
     taken = boundary_states(stage).items()
     returned = sum(local_bytes(top, v, s.gradient, model) for v, s in taken if top.values[v].grad)
     moments = stage_moments(stage.blocks, stage.graph, model, gradients, sent, walked)
-    return StageMemory(moments, moments.kept + sent, sent, returned)
+    forms = weight_forms(top, stage.blocks[""], model)
+    outer = {top.values[w.value].name: (w.stored.num_bytes + w.working.num_bytes, w.moments.num_bytes) for w in forms}
+    return StageMemory(moments, moments.kept + sent, sent, returned, outer)
 
 
 def rank_memory(
@@ -94,6 +99,11 @@ def rank_memory(
         sum(getattr(memories[s].state, name) for s in rank_stages)
         for name in ("params", "moments", "grads" if buffer else "reduced")
     )
+    # A weight that several of its stages use is one parameter, though each stage has a gradient of it.
+    uses = [(name, size) for s in rank_stages for name, size in memories[s].outer.items()]
+    once = dict(uses)
+    params -= sum(size[0] for _, size in uses) - sum(size[0] for size in once.values())
+    moments -= sum(size[1] for _, size in uses) - sum(size[1] for size in once.values())
     largest = max(memories[s].state.largest_param for s in rank_stages)
     peak = Moment(0, updated, num_update_tensors(model.workload) * largest)  # the optimizer's step
     # torch's schedule of one stage a rank drops the gradients that it has sent back when the next backward is over.
