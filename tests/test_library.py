@@ -20,7 +20,7 @@ from torch import nn
 
 import planner_core as shardscope
 from planner_core.core import OPTIONS
-from planner_core.planning.library import PlanOptions, PriceOptions
+from planner_core.planning.library import CompareOptions, FrontOptions, PlanOptions, PriceOptions
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.pricing import Statement
 from planner_core.planning.request import Request
@@ -368,8 +368,13 @@ def test_a_plan_for_other_ranks_is_refused(tmp_path: Path) -> None:
     ("function", "listed", "of", "own"),
     [
         (shardscope.plan, PlanOptions, shardscope.Request, {"model", "cluster"}),
-        (shardscope.compare, PlanOptions, shardscope.Request, {"model", "cluster"}),
-        (shardscope.front, PlanOptions, shardscope.Request, {"model", "cluster"}),
+        (shardscope.compare, CompareOptions, shardscope.Request, {"model", "cluster", "micro_batch"}),
+        (
+            shardscope.front,
+            FrontOptions,
+            shardscope.Request,
+            {"model", "cluster", "micro_batch", "memory_gb", "method", "layout", "prove"},
+        ),
         (shardscope.price, PriceOptions, Statement, {"layout", "micro_batch", "accumulate", "split_layers"}),
     ],
 )

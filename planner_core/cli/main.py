@@ -55,9 +55,7 @@ PLAN_OPTIONS = (
     "lora",
     "nf4",
     "vocab_multiple",
-    "prove",
     "memory_gb",
-    "method",
     "objective",
 )
 """The options of `plan`, `compare` and `network`, beside those of the model and of the software."""
@@ -125,14 +123,14 @@ def _make_parser() -> Parser:
     )
     tools = f"only plans that this tool can be told: {' | '.join((FREE, *TOOLS))}"
     layouts = f"what runs now, e.g. {EXAMPLE}: it stands among the baselines"
-    add_options(plan, "tool", "micro_batch", "layout", tool=tools, layout=layouts)
+    add_options(plan, "method", "prove", "tool", "micro_batch", "layout", tool=tools, layout=layouts, **PLAN_WORDS)
     add_budget(plan)
     # `Request` alone recomputes nothing, in one micro-batch; who asks for a plan leaves both to the search.
     plan.set_defaults(run=_run_plan, recompute="auto", accumulate=None)
     compare = _add_plan_options(
         _add_model_options(commands.add_parser("compare", help="every method and baseline side by side"))
     )
-    add_options(compare, "layout", layout=layouts)
+    add_options(compare, "method", "prove", "layout", layout=layouts, **PLAN_WORDS)
     add_budget(compare)
     # As for `plan`: without recomputation "the least memory of any plan" would be that of plans that keep everything.
     compare.set_defaults(run=_run_compare, recompute="auto", accumulate=None)

@@ -27,7 +27,7 @@ from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.methods import FREE, METHODS, TOOLS, parse_layout
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.planner import candidate_meshes, prepare_planner
-from planner_core.planning.pricing import STATED_OPTIONS, PricedRun, Pricer, Setup, Statement, price_statement
+from planner_core.planning.pricing import PricedRun, Pricer, Setup, Statement, price_statement
 from planner_core.planning.request import Progress, Request, note_default_sizes, with_default_batch
 from planner_core.planning.result import Result
 
@@ -67,21 +67,31 @@ class RunOptions(SoftwareOptions, total=False):
     vocab_multiple: int
 
 
-class PlanOptions(RunOptions, total=False):
-    """The options of `plan`, `compare` and `front`: the fields of `Request`, for whoever completes and checks a call."""
+class FrontOptions(RunOptions, total=False):
+    """The options of `front`: what its points depend on."""
 
     mesh: str | None
     batch: int | None
-    micro_batch: int | None
     accumulate: int | None
     zero: int | None
-    memory_gb: float | None
-    method: str
     objective: str
-    layout: str | None
     tool: str | None
     chunks: int
+
+
+class CompareOptions(FrontOptions, total=False):
+    """The options of `compare`: those of plans that fit, too."""
+
+    memory_gb: float | None
+    method: str
+    layout: str | None
     prove: bool
+
+
+class PlanOptions(CompareOptions, total=False):
+    """The options of `plan`: the fields of `Request`, for whoever completes and checks a call."""
+
+    micro_batch: int | None
 
 
 class PriceOptions(RunOptions, total=False):
@@ -159,18 +169,19 @@ def plan(
         >>> result.best.mesh.num_devices, result.best.optimal
         (16, True)
     """
+    _check_options(options, PlanOptions, "plan")
     request, graph = _resolve_request(model, inputs, cluster, {**SEARCHED, **options})
     return _note_sizes_of_config(plan_model(request, graph, progress), model, options)
 
 
-@_list_options(PlanOptions, Request, **SEARCHED)
+@_list_options(CompareOptions, Request, **SEARCHED)
 def compare(
     model: Any,
     *,
     inputs: Any = None,
     cluster: ClusterLike = DEFAULT_CLUSTER,
     progress: Progress | None = None,
-    **options: Unpack[PlanOptions],
+    **options: Unpack[CompareOptions],
 ) -> Result:
     """Plan a model by every method and baseline, side by side.
 
@@ -189,7 +200,7 @@ def compare(
         >>> sorted({plan.method for plan in result.plans})
         ['alpa', 'atp', 'data-parallel', 'exact', 'fsdp', 'tap', 'taps']
     """
-    _refuse_size_options(options)
+    _check_options(options, CompareOptions, "compare")
     request, graph = _resolve_request(model, inputs, cluster, {**SEARCHED, **options})
     return _note_sizes_of_config(compare_methods(request, progress, graph), model, options)
 
@@ -249,7 +260,7 @@ def price(
     """
     given_here = {"layout": layout, "batch": batch, "micro_batch": micro_batch, "accumulate": accumulate}
     _check_types({**given_here, "memory_gb": memory_gb}, get_type_hints(price))
-    _check_options(options, Statement, tuple(name for name in STATED_OPTIONS if name not in given_here))
+    _check_options(options, PriceOptions, "price")
     sizes = {"micro_batch": micro_batch, "accumulate": accumulate}
     given = {**options, **{name: n for name, n in sizes.items() if n is not None}}
     named = str(model) if isinstance(model, (str, Path)) else ""
@@ -280,14 +291,14 @@ class Front:
     exact: bool
 
 
-@_list_options(PlanOptions, Request, **TRADED)
+@_list_options(FrontOptions, Request, **TRADED)
 def front(
     model: Any,
     *,
     inputs: Any = None,
     cluster: ClusterLike = DEFAULT_CLUSTER,
     progress: Progress | None = None,
-    **options: Unpack[PlanOptions],
+    **options: Unpack[FrontOptions],
 ) -> Front:
     """Find the Pareto front of a model on a cluster: every plan that no other plan beats in both seconds and memory. It is of plans of one
     stage by any method, with all copies of a block alike, in `accumulate` micro-batches, and with any recomputation unless one is given.
@@ -295,7 +306,7 @@ def front(
     Memory is the search's sum at the end of forward, which may be above or below a plan's peak.
 
     Args:
-        model: As for `plan`, and so are `inputs`, `cluster`, `progress` and the options.
+        model: As for `plan`, and so are `inputs`, `cluster`, `progress` and those options of `plan` on which the points depend.
 
     Returns:
         The front over the mesh given, or all of one or two axes. Each point has seconds, bytes per GPU and a mesh.
@@ -309,7 +320,7 @@ def front(
         >>> front.exact, front.points[0].memory_bytes > front.points[-1].memory_bytes
         (True, True)
     """
-    _refuse_size_options(options)
+    _check_options(options, FrontOptions, "front")
     request, graph = _resolve_request(model, inputs, cluster, {**TRADED, **options})
     say = progress or (lambda text: None)
     planner = prepare_planner(request, graph, say)
@@ -364,7 +375,6 @@ def _resolve_request(
     model: Any, inputs: Any, cluster: ClusterLike, options: Mapping[str, Any]
 ) -> tuple[Request, Graph | None]:
     """Return the request; and the graph, if the model is not one that the command line takes as MODEL. Raises InputError."""
-    _check_options(options)
     there = load_cluster(cluster)
     where = cluster if isinstance(cluster, str) else there.to_json()
     if isinstance(model, (str, Path)):
@@ -393,19 +403,27 @@ def _resolve_request(
     return replace(request, dtype=wanted["dtype"] or _graph_dtype(graph), batch=batch * parts, seq=seq), graph
 
 
-def _refuse_size_options(options: Mapping[str, Any]) -> None:
-    """Raise InputError for an option that only `plan` has."""
-    if options.get("micro_batch") is not None:
-        raise InputError("micro_batch is an option of plan; here the number of micro-batches is given, as accumulate")
+_COUNT_GIVEN = "here the number of micro-batches is given, as accumulate"
+_REFUSED = {
+    ("compare", "micro_batch"): _COUNT_GIVEN,
+    ("front", "micro_batch"): _COUNT_GIVEN,
+    ("front", "memory_gb"): "each of its points says its memory_bytes, and plan finds the best plan within a budget",
+    ("front", "method"): "its points are of plans by any method",
+    ("front", "layout"): "price says the time and memory of a layout",
+    ("front", "prove"): "its `exact` says whether its points are all there are",
+}
+"""What to do instead, by function, of options of `plan` that it would not follow."""
 
 
-def _check_options(options: Mapping[str, Any], of: type = Request, known: tuple[str, ...] = ()) -> None:
-    """Raise InputError for an unknown option, or for a value of a wrong type."""
-    known = known or tuple(f.name for f in fields(Request) if f.name not in ("model", "cluster"))
+def _check_options(options: Mapping[str, Any], listed: type, function: str) -> None:
+    """Raise InputError for an option that a function does not list, or for a value of a wrong type."""
+    known = get_type_hints(listed)
     for name in options:
         if name not in known:
-            raise InputError(f"{name} is not an option; {suggest_names(name, known)}")
-    _check_types(options, get_type_hints(of))
+            of = f" of {function}" if name in OPTIONS else ""
+            instead = _REFUSED.get((function, name)) or suggest_names(name, tuple(known))
+            raise InputError(f"{name} is not an option{of}; {instead}")
+    _check_types(options, known)
 
 
 def _check_types(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:

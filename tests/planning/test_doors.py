@@ -1,8 +1,11 @@
-"""All doors give one answer: `plan`, `compare` and `price` from Python, and the report of the command line."""
+"""All doors give one answer: `plan`, `compare` and `price` from Python, and the report of the command line. Each follows an option or
+refuses it."""
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -10,7 +13,9 @@ from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import planner_core as shardscope
-from planner_core.cli.main import main
+from planner_core.cli.main import _make_parser, _make_request, main
+from planner_core.cli.pricing import read_budget
+from planner_core.core import OPTIONS as TABLE
 from planner_core.core import InputError, NoPlanFits, Plan
 from planner_core.planning.planner import STATED
 
@@ -88,3 +93,165 @@ def test_every_door_gives_one_answer(part: int, capsys: pytest.CaptureFixture[st
     """Parts of a few examples, since a request takes seconds. They are not shrunk: a request is small as it is drawn."""
     few = settings(max_examples=3, phases=(Phase.generate,), deadline=None)
     seed(part)(few(given(small_requests)(lambda asked: check_doors(asked, capsys))))()
+
+
+# --- an option changes the answer, or is refused ------------------------------------------------------
+
+SMALL = ("gpt2-xl", {"cluster": "1x8-h100:gpus=4", "mesh": "4", "layers": 1, "seq": 128, "batch": 8})
+EXPERTS = ("mixtral-8x7b", {"cluster": "1x4-a100-pcie", "mesh": "4", "layers": 1, "seq": 128, "batch": 4})
+LONG = ("llama-3-8b", {"cluster": "1x8-h100:gpus=2,intra=150", "mesh": "2", "layers": 1, "seq": 4096, "batch": 2})
+SLOW = ("llama-3-8b", {"cluster": "1x8-h100:intra=150", "mesh": "2x4", "layers": 1, "seq": 4096, "batch": 2})
+SCENES = {
+    "expert_imbalance": EXPERTS,
+    "chunks": SLOW,
+    "lora": LONG,
+    "nf4": (LONG[0], {**LONG[1], "lora": 4}),
+}
+"""A model and the other options, by the option that does nothing for `SMALL`: it has no experts, nor linear layers, nor long products."""
+OTHER = {
+    "cluster": "1x4-a100-pcie",
+    "mesh": "2x2",
+    "batch": 16,
+    "seq": 64,
+    "layers": 2,
+    "dtype": "float32",
+    "optimizer": "sgd",
+    "zero": 0,
+    "accumulate": 2,
+    "micro_batch": 1,
+    "recompute": "full",
+    "precision": "pure",
+    "method": "tap",
+    "objective": "communication",
+    "tool": "megatron",
+    "memory_gb": 1.0,
+    "layout": "dp=4",
+    "chunks": 4,
+    "expert_imbalance": 2.0,
+    "rank_by_rank": True,
+    "offload": True,
+    "lora": 4,
+    "nf4": True,
+    "vocab_multiple": 512,
+    "stack": "megatron",
+    "attention": "math",
+    "optimizer_kernels": "for-loop",
+    "loss": "whole",
+    "gradients": "bfloat16",
+    "compiled": True,
+    "tokens": 1e9,
+    "price_per_gpu_hour": 2.0,
+    "prove": True,
+}
+"""Of each option a value that changes a step, or what is searched."""
+LAYOUT = {"expert_imbalance": "fsdp=4,ep=4", "lora": "dp=2", "nf4": "dp=2"}
+
+
+def answer_of_search(function: Callable[..., Any], model: str, options: Mapping[str, Any]) -> object:
+    result = function(model, **options)
+    return result.planner.effort, [(plan.cost, plan.blocks, plan.bound) for plan in result.plans]
+
+
+def answer_of_front(model: str, options: Mapping[str, Any]) -> object:
+    return shardscope.front(model, **options).points
+
+
+def answer_of_price(model: str, options: Mapping[str, Any]) -> object:
+    priced = shardscope.price(model, **options, advise=False)
+    assert priced.plan is not None
+    return priced.plan.cost, priced.plan.blocks, priced.plan.fits
+
+
+def answer_of_fold(model: str, options: Mapping[str, Any]) -> object:
+    graph = shardscope.fold(model, **options).graph
+    return graph.workload, graph.num_repeats, graph.main_dtype
+
+
+DOORS: Mapping[str, Callable[[str, Mapping[str, Any]], object]] = {
+    "plan": lambda model, options: answer_of_search(shardscope.plan, model, options),
+    "compare": lambda model, options: answer_of_search(shardscope.compare, model, options),
+    "front": answer_of_front,
+    "price": answer_of_price,
+    "fold": answer_of_fold,
+}
+
+
+def scene_of(option: str, listed: set[str]) -> tuple[str, dict[str, Any]]:
+    """A small request in which the option counts, without what the door does not list."""
+    model, options = SCENES.get(option, SMALL)
+    layout = {"layout": LAYOUT.get(option, "dp=4,zero=1")} if "layout" in listed and "mesh" not in listed else {}
+    return model, {name: v for name, v in options.items() if name in listed} | layout
+
+
+def test_every_option_has_another_value() -> None:
+    assert set(OTHER) == set(TABLE)
+
+
+def options_of(function: str) -> set[str]:
+    """The options that a function lists."""
+    return set(inspect.signature(getattr(shardscope, function)).parameters) & set(TABLE)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_function_refuses_what_it_does_not_list(door: str) -> None:
+    listed = options_of(door)
+    assert listed != set(TABLE)
+    for option in set(TABLE) - listed:
+        model, options = scene_of(option, listed)
+        refusal = TypeError if door == "fold" else InputError
+        with pytest.raises(refusal, match=f"^{option} is not an option of {door};|unexpected keyword .*{option}"):
+            DOORS[door](model, {**options, option: OTHER[option]})
+
+
+@pytest.mark.slow(but=("price", "fold"))
+@pytest.mark.parametrize("door", DOORS)
+def test_a_function_follows_what_it_lists(door: str) -> None:
+    """`front` took a budget of memory, a method and a layout, and gave the same points."""
+    listed = options_of(door)
+    ignored, answers = [], {}
+    for option in listed:
+        model, options = scene_of(option, listed)
+        scene = f"{model} {options}"
+        if scene not in answers:
+            answers[scene] = DOORS[door](model, options)
+        if DOORS[door](model, {**options, option: OTHER[option]}) == answers[scene]:
+            ignored.append(option)
+    assert ignored == []
+
+
+def flags_of(options: Mapping[str, Any]) -> list[str]:
+    """Options in the words of the command line."""
+    words = ([TABLE[name].switch, *([] if v is True else [str(v)])] for name, v in options.items())
+    return [word for of_option in words for word in of_option]
+
+
+def answer_of_command(command: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> object:
+    """What a command writes; of those that ask a function above, what they ask."""
+    if command in ("plan", "compare", "fold"):
+        args = _make_parser().parse_args([command, *words])
+        return _make_request(args), command != "fold" and read_budget(args)
+    assert main([command, *words, "--json", *(["--alone"] if command == "price" else [])]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["plan", "compare", "network", "price", "fold"])
+def test_a_command_follows_an_option_or_refuses_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`network` took a method and `--prove`, and wrote the same network."""
+    listed = options_of("plan") - {"layout"} if command == "network" else options_of(command)
+    ignored, refused, answers = [], [], {}
+    for option, other in OTHER.items():
+        model, options = scene_of(option, listed)
+        options |= {"tokens": 1e10} if option == "price_per_gpu_hour" and command != "network" else {}
+        asked, before = ([model, *flags_of(each)] for each in ({**options, option: other}, options))
+        try:
+            answer = answer_of_command(command, asked, capsys)
+        except SystemExit:
+            assert f"{TABLE[option].switch} " in (said := capsys.readouterr().err) and "not an option of this" in said
+            refused.append(option)
+            continue
+        key = " ".join(before)
+        if key not in answers:
+            answers[key] = answer_of_command(command, before, capsys)
+        if answer == answers[key]:
+            ignored.append(option)
+    assert ignored == [] and refused != []
