@@ -1,7 +1,14 @@
 """The values on which all other packages work: placement, mesh, graph, plan, workload, cluster. They import nothing else of the
 project."""
 
-from planner_core.core.cluster.cluster import Cluster, Level, cluster_names, load_cluster, split_size
+from planner_core.core.cluster.cluster import (
+    Cluster,
+    Level,
+    assumed_node_notes,
+    cluster_names,
+    load_cluster,
+    split_size,
+)
 from planner_core.core.cluster.constants import Timing, load_timing
 from planner_core.core.cluster.gpu import Gpu, gpu_names, load_gpu, slow_dtype_notes
 from planner_core.core.cluster.kernels import Collectives

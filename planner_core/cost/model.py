@@ -66,7 +66,7 @@ class CostModel:
     @property
     def slowdown(self) -> float:
         """The factor by which compute takes longer, since the slowest node keeps the others waiting."""
-        nodes = self.cluster.num_gpus / self.cluster.levels[0].size
+        nodes = self.cluster.num_gpus / self.cluster.node_gpus
         return 1 + self.timing.straggler * math.log2(nodes)
 
     def link(self, axes: tuple[int, ...]) -> AxisLink:

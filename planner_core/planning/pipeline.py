@@ -22,6 +22,7 @@ from planner_core.core import (
     NoteKind,
     Plan,
     PlannerError,
+    assumed_node_notes,
     slow_dtype_notes,
 )
 from planner_core.models import brings_inputs
@@ -271,6 +272,7 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
         *(note_host_wait(chosen) if chosen.fits else ()),
         *note_whole_batch(chosen, planner.graph),
         *note_uncounted_memory(chosen, planner.graph),
+        *assumed_node_notes(planner.cluster),
         *slow_dtype_notes(planner.cluster.gpu, planner.workload.dtype),
         *planner.workload.assumptions,
         *planner.graph.assumptions,

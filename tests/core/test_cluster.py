@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from planner_core.core import Cluster, Gpu, Level, cluster_names, gpu_names, load_cluster, load_gpu, slow_dtype_notes
+from planner_core.core import (
+    Cluster,
+    Gpu,
+    Level,
+    assumed_node_notes,
+    cluster_names,
+    gpu_names,
+    load_cluster,
+    load_gpu,
+    slow_dtype_notes,
+)
 from planner_core.core.cluster.cluster import MAX_GPUS
 from planner_core.core.errors import InputError
 from planner_core.core.files import ASSETS
@@ -388,3 +398,59 @@ def test_nodes_of_several_sizes_are_refused_with_what_works(name: str, way: str)
     with pytest.raises(InputError, match="a mesh needs equal nodes; " + way):
         load_cluster(name)
     assert load_cluster(way.partition(" ")[0]).num_gpus == int(way.split()[2])
+
+
+# --- GPUs of a host, where level 0 is a part of one, or a rack ----------------------------------------
+
+PAIRS = {
+    "gpu": "h100-sxm",
+    "levels": [
+        {"name": "NVLink pair", "size": 2, "unit_gb_per_s": 300},
+        {"name": "PCIe", "size": 4, "unit_gb_per_s": 50},
+        {"name": "IB", "size": 2, "unit_gbit_per_s": 1600},
+    ],
+}
+"""Two hosts of eight GPUs."""
+
+
+def test_levels_inside_a_host_are_no_network() -> None:
+    """PCIe was priced as the network between nodes wherever it was not level 0."""
+    assumed, stated = Cluster.from_json(PAIRS), Cluster.from_json({**PAIRS, "gpus_per_node": 8})
+    assert (assumed.node_gpus, stated.node_gpus) == (2, 8)
+    assert [stated.is_inside(level) for level in range(3)] == [True, True, False]
+    assert not stated.is_one_node and stated.with_sizes(2).is_one_node
+    measured = stated.gpu.collectives
+    assert measured is not None and measured.hop_s != measured.ring_hop_s
+    assert [level.latency_s for level in stated.levels] == [measured.hop_s, measured.hop_s, measured.ring_hop_s]
+    assert [level.latency_s for level in assumed.levels] == [measured.hop_s, measured.ring_hop_s, measured.ring_hop_s]
+    assert Cluster.from_json(stated.to_json()) == stated and Cluster.from_json(assumed.to_json()) == assumed
+
+
+def test_a_rack_may_join_several_hosts() -> None:
+    rack = {"gpu": "h100-sxm", "levels": [{"name": "NVLink", "size": 32, "unit_gb_per_s": 450}]}
+    cluster = Cluster.from_json({**rack, "gpus_per_node": 4})
+    assert cluster.node_gpus == 4 and cluster.is_inside(0) and cluster.is_one_node
+
+
+@pytest.mark.parametrize("node", [3, 6, 32])
+def test_a_host_that_levels_cut_is_refused(node: int) -> None:
+    with pytest.raises(InputError, match=f"gpus_per_node is {node}, but the levels join 2, 8, 16 GPUs; give a number"):
+        Cluster.from_json({**PAIRS, "gpus_per_node": node})
+
+
+def test_nodes_of_several_levels_are_not_resized_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.json"
+    file.write_text(json.dumps({**PAIRS, "gpus_per_node": 8}))
+    with pytest.raises(InputError, match="its nodes of 8 GPUs are not its level 0, of 2"):
+        load_cluster(f"{file}:gpus=4")
+    assert load_cluster(f"{file}:intra=400").node_gpus == 8
+    assert load_cluster("64x8-h100:gpus=4").node_gpus == 4
+
+
+def test_a_node_is_assumed_with_a_word_where_levels_leave_it_in_doubt() -> None:
+    (said,) = assumed_node_notes(Cluster.from_json(PAIRS))
+    assert said.startswith("level 0 of the cluster (NVLink pair) is taken for a node, of 2 GPUs; gpus_per_node")
+    rack = {"gpu": "h100-sxm", "levels": [{"name": "NVLink", "size": 32, "unit_gb_per_s": 450}]}
+    assert assumed_node_notes(Cluster.from_json(rack)) != ()
+    assert not any(assumed_node_notes(load_cluster(name)) for name in cluster_names())
+    assert assumed_node_notes(Cluster.from_json({**PAIRS, "gpus_per_node": 8})) == ()

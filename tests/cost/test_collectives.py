@@ -302,6 +302,15 @@ def test_stages_multiply_to_the_axis(case: tuple[Cluster, DeviceMesh]) -> None:
         assert link.size == 1 or (len(link.levels) > 0 and link.bytes_per_s > 0 and link.exchange_s_per_byte > 0)
 
 
+def test_links_inside_a_host_go_round_in_a_ring() -> None:
+    """Pairs of GPUs on four PCIe slots of one host, of two hosts: no tree runs over the slots, and one hop of a turn over each pair."""
+    pairs = plain(2, 4, 2, latency=1e-6)
+    (assumed,), (stated,) = (links(replace(pairs, gpus_per_node=node), 16) for node in (None, 8))
+    assert [stage.inside for stage in assumed.stages] == [True, False, False]
+    assert [stage.inside for stage in stated.stages] == [True, True, False]
+    assert stated.sum_s == pytest.approx((1 + 3 + 2) * 1e-6) and assumed.sum_s == pytest.approx((1 + 2 * 2 + 2) * 1e-6)
+
+
 # --- ways from one placement to another -----------------------------------------------------------
 
 

@@ -18,8 +18,9 @@ import pytest
 import torch
 
 import planner_core as shardscope
-from planner_core.core import InputError, Plan, plan_from_json
+from planner_core.core import InputError, Plan, plan_from_json, plan_to_json
 from planner_core.exporters.api import export, export_text
+from planner_core.exporters.configs.common import launch_sizes
 from planner_core.models import SNAPSHOT_TRANSFORMERS
 from planner_core.models.sources import build_from_config
 from planner_core.planning import Request
@@ -50,6 +51,16 @@ HOW = (
     "--weights",
     "weights",
 )
+
+
+def test_a_host_has_the_processes_of_its_gpus() -> None:
+    """Pairs of GPUs in hosts of eight were started as `--nproc-per-node 2 --nnodes 8`."""
+    sizes = (("NVLink pair", 2), ("PCIe", 4), ("IB", 2))
+    levels = [{"name": name, "size": size, "unit_gb_per_s": 50, "latency_us": 5} for name, size in sizes]
+    cluster = {"gpu": "h100-sxm", "levels": levels, "gpus_per_node": 8}
+    plan = shardscope.plan("gpt2-xl", cluster=cluster, mesh="16", layers=1, seq=64, batch=16, accumulate=1).best
+    assert launch_sizes(plan) == (2, 8)
+    assert launch_sizes(plan_from_json(plan_to_json(plan))) == (2, 8)
 
 
 @cache

@@ -1,14 +1,17 @@
 """The machines: a GPU's roofline, and the levels of links (GPU, node, group of nodes) that join many of them.
 
-A cluster is a tree of equal units. Level 0 joins GPUs into nodes, level 1 joins nodes into the next unit, and so on. Rank r is in
-unit r // (GPUs per unit) of every level. A user's file is checked against `assets/cluster.schema.json` and
-`assets/gpu.schema.json`. Bandwidths are one way, in bytes per second. GB is 10^9 bytes.
+A cluster is a tree of equal units. Level 0 joins GPUs into nodes, level 1 joins nodes into the next unit, and so on, unless
+`gpus_per_node` says that a host has more or fewer GPUs than level 0. Rank r is in unit r // (GPUs per unit) of every level. A user's
+file is checked against `assets/cluster.schema.json` and `assets/gpu.schema.json`. Bandwidths are one way, in bytes per second. GB is
+10^9 bytes.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -32,6 +35,8 @@ CHANGES = ("nodes", "gpus", "intra", "inter", "gpu")
 """What `NAME:nodes=4,gpus=8,intra=450,inter=400,gpu=a100-80gb-sxm` may change: nodes, GPUs per node, GB/s one way out of a GPU
 inside a node and out of a node, and the GPU itself: a name, or a file such as calibration writes."""
 MAX_CHANGE = 1e6
+MAX_USUAL_NODE = 16
+"""GPUs of the largest hosts that are sold (DGX-2); level 0 of more is likely a rack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +62,17 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Equal GPUs in a tree of `levels`, innermost first; the product of the level sizes is the number of GPUs."""
+    """Equal GPUs in a tree of `levels`, innermost first; the product of the level sizes is the number of GPUs.
+
+    `gpus_per_node`: GPUs of one host, whose processes are started together; None: those that level 0 joins. Several levels may lie inside
+    a host (pairs on NVLink, joined by PCIe), and level 0 may join several hosts (a rack on NVLink).
+    """
 
     name: str
     gpu: Gpu
     levels: tuple[Level, ...]
     description: str = ""
+    gpus_per_node: int | None = None
 
     @property
     def num_gpus(self) -> int:
@@ -72,6 +82,15 @@ class Cluster:
     def unit_gpus(self, level: int) -> int:
         """GPUs in one child unit of `level`: 1 for level 0, the GPUs of a node for level 1, and so on."""
         return math.prod(inner.size for inner in self.levels[:level])
+
+    @property
+    def node_gpus(self) -> int:
+        """GPUs of one host."""
+        return self.gpus_per_node or self.levels[0].size
+
+    def is_inside(self, level: int) -> bool:
+        """Return whether the links of a level join GPUs without the network between nodes, as those of level 0 do."""
+        return level == 0 or self.unit_gpus(level + 1) <= self.node_gpus
 
     def with_memory(self, memory_bytes: int) -> Cluster:
         """Return the same cluster of GPUs with another memory size."""
@@ -90,7 +109,7 @@ class Cluster:
     def with_sizes(self, *sizes: int) -> Cluster:
         """Return a cluster of as many levels as `sizes`, the innermost first: `with_sizes(8)` is one node of eight GPUs."""
         levels = zip(self.levels, sizes, strict=False)
-        return replace(self, levels=tuple(replace(level, size=n) for level, n in levels))
+        return replace(self, levels=tuple(replace(level, size=n) for level, n in levels), gpus_per_node=None)
 
     def _scale_levels(self, field: str, factor: float, level: int | None) -> Cluster:
         if not (math.isfinite(factor) and factor > 0):
@@ -104,7 +123,7 @@ class Cluster:
     @property
     def is_one_node(self) -> bool:
         """Whether all GPUs are in one node, so that no message leaves it."""
-        return self.num_gpus <= self.levels[0].size
+        return self.num_gpus <= max(self.node_gpus, self.levels[0].size)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that does not refer to other files: `Cluster.from_json(c.to_json()) == c`."""
@@ -113,6 +132,7 @@ class Cluster:
             "name": self.name,
             "description": self.description,
             "num_gpus": self.num_gpus,
+            **({} if self.gpus_per_node is None else {"gpus_per_node": self.gpus_per_node}),
             "gpu": self.gpu.to_json(),
             "levels": [
                 {
@@ -140,8 +160,13 @@ class Cluster:
 def _cluster_from_json(data: Mapping[str, Any], where: str, name: str) -> Cluster:
     """Return a cluster from data that has its form. Raises InputError for faults that a schema cannot express."""
     gpu = gpu_from_json(data["gpu"], where)
-    levels = tuple(_level_from_json(row, i, gpu, where) for i, row in enumerate(data["levels"]))
-    cluster = Cluster(data.get("name", name), gpu, levels, data.get("description", ""))
+    node = data.get("gpus_per_node")
+    units = list(itertools.accumulate((int(row["size"]) for row in data["levels"]), operator.mul))
+    levels = tuple(
+        _level_from_json(row, i, i == 0 or unit <= (node or 0), gpu, where)
+        for i, (row, unit) in enumerate(zip(data["levels"], units, strict=True))
+    )
+    cluster = Cluster(data.get("name", name), gpu, levels, data.get("description", ""), node)
     sizes = "×".join(str(level.size) for level in levels)
     if cluster.num_gpus > MAX_GPUS:
         raise InputError(
@@ -151,7 +176,23 @@ def _cluster_from_json(data: Mapping[str, Any], where: str, name: str) -> Cluste
         raise InputError(
             f"{where}: num_gpus is {data['num_gpus']}, but level sizes {sizes} make {cluster.num_gpus}; change one or leave num_gpus out"
         )
+    uneven = next((unit for unit in units if node and unit % node and node % unit), None)
+    if node and (uneven or node > cluster.num_gpus):
+        raise InputError(
+            f"{where}: gpus_per_node is {node}, but the levels join {', '.join(map(str, units))} GPUs; give a number that divides each of "
+            "these or is a multiple of it"
+        )
     return cluster
+
+
+def assumed_node_notes(cluster: Cluster) -> tuple[str, ...]:
+    """Return a sentence on the GPUs of a node where a cluster does not state them, and its levels leave in doubt that level 0 is a node."""
+    inner, *outer = cluster.levels
+    if cluster.gpus_per_node is not None or (len(outer) < 2 and inner.size <= MAX_USUAL_NODE):
+        return ()
+    return (
+        f"level 0 of the cluster ({inner.name}) is taken for a node, of {inner.size} GPUs; gpus_per_node in its file states another number",
+    )
 
 
 @cache
@@ -273,6 +314,10 @@ def _apply_changes(name: str, changes: str) -> Cluster:
         raise InputError(
             f"{where}: {len(outer)} levels of links join its nodes; give a JSON file to change their number"
         )
+    if cluster.node_gpus != inner.size and numbers.keys() & {"nodes", "gpus"}:
+        raise InputError(
+            f"{where}: its nodes of {cluster.node_gpus} GPUs are not its level 0, of {inner.size}; give a JSON file to change their number"
+        )
     nodes = int(numbers.get("nodes", outer[0].size if outer else 1))
     if nodes > 1 and not outer and "inter" not in numbers:
         raise InputError(
@@ -285,11 +330,12 @@ def _apply_changes(name: str, changes: str) -> Cluster:
     )
     # A cluster of one node has no link out of it; the new one takes the latencies that were measured with its GPU.
     network = {"name": "network", "size": nodes, "unit_bytes_per_s": 0.0}
-    link = outer[0] if outer else _level_from_json(network, 1, cluster.gpu, where)
+    link = outer[0] if outer else _level_from_json(network, 1, False, cluster.gpu, where)
     speed = numbers.get("inter", link.unit_bytes_per_s / 1e9) * 1e9
     # A level of one unit has no links. It is left out, so that no price meets a group of one.
     levels = (inner, replace(link, size=nodes, unit_bytes_per_s=speed), *outer[1:]) if nodes > 1 else (inner,)
     changed = replace(cluster, name=f"{cluster.name}:{changes}", levels=levels, description="")
+    changed = replace(changed, gpus_per_node=inner.size) if cluster.gpus_per_node and "gpus" in numbers else changed
     if changed.num_gpus > MAX_GPUS:
         raise InputError(f"{where}: makes {changed.num_gpus} GPUs; at most {MAX_GPUS} can be planned")
     return changed
@@ -354,14 +400,14 @@ def _read_json(path: Path) -> Any:
         ) from None
 
 
-def _level_from_json(data: Mapping[str, Any], index: int, gpu: Gpu, where: str) -> Level:
-    """Return a level of links. Figures that the data does not have are those measured with this GPU."""
+def _level_from_json(data: Mapping[str, Any], index: int, inside: bool, gpu: Gpu, where: str) -> Level:
+    """Return a level of links, `inside` a node or between nodes. Figures that the data does not have are those measured with this GPU."""
     measured = gpu.collectives
     latency, tree, efficiency = 0.0, 0.0, 1.0
     if measured is not None:
         # Inside a node a step takes the same in a ring and in a tree; between nodes trees were measured by themselves.
-        latency, tree = (measured.ring_hop_s, measured.tree_hop_s) if index else (measured.hop_s, measured.hop_s)
-        efficiency = measured.outer_efficiency if index else measured.efficiency
+        latency, tree = (measured.hop_s, measured.hop_s) if inside else (measured.ring_hop_s, measured.tree_hop_s)
+        efficiency = measured.efficiency if inside else measured.outer_efficiency
     # A stated latency is for rings and trees alike, so the measured one of trees does not apply then.
     stated = any(key in data for key in _LATENCIES)
     if not stated and measured is None:

@@ -210,7 +210,12 @@ def _list_stages(cluster: Cluster, rates: list[float], units: list[Ints], crosse
     spread = [int(_units_touched(unit)[0]) for unit in units]
     return tuple(
         LinkStage(
-            level.name, spread[i] // spread[i + 1], min(share[: i + 1]), level.latency_s, _tree_latency(level), i == 0
+            level.name,
+            spread[i] // spread[i + 1],
+            min(share[: i + 1]),
+            level.latency_s,
+            _tree_latency(level),
+            cluster.is_inside(i),
         )
         for i, level in enumerate(cluster.levels)
         if i in crossed

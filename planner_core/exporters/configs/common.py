@@ -15,7 +15,7 @@ from planner_core.planning.methods import TpLayout
 
 def launch_sizes(plan: Plan) -> tuple[int, int]:
     """Return the number of nodes that run a plan, and the processes on each of them: one for each GPU of a node of its cluster."""
-    node = Cluster.from_json(dict(plan.cluster)).levels[0].size
+    node = Cluster.from_json(dict(plan.cluster)).node_gpus
     # A plan that was scaled down for a few processes does not fill a node.
     processes = min(plan.num_gpus, node)
     return -(-plan.num_gpus // processes), processes
