@@ -189,11 +189,11 @@ def test_measured_shows_a_calibration_before_and_after(name: str, hardware: Path
     ("edits", "said"),
     [
         ({}, "2 nodes × 8 H100"),
-        ({"inter": "32"}, "2 nodes × 8 H100, 4 GB/s between nodes"),
+        ({"inter": "32"}, "2 nodes × 8 H100, 4 GB/s per GPU between nodes"),
         ({"inter": "400"}, "2 nodes × 8 H100"),
-        ({"intra": "100"}, "2 nodes × 8 H100, 100 GB/s inside a node"),
+        ({"intra": "100"}, "2 nodes × 8 H100, 100 GB/s per GPU inside a node"),
         ({"gpus": "4", "inter": "200"}, "2 nodes × 4 H100"),  # a GPU keeps its link
-        ({"cluster": "1x8-h100", "nodes": "2", "inter": "400"}, "2 nodes × 8 H100, 50 GB/s between nodes"),
+        ({"cluster": "1x8-h100", "nodes": "2", "inter": "400"}, "2 nodes × 8 H100, 50 GB/s per GPU between nodes"),
     ],
 )
 def test_the_sentence_names_a_link_that_is_not_the_clusters_own(edits: dict[str, str], said: str) -> None:

@@ -112,7 +112,7 @@ def describe_cluster(v: dict[str, Any]) -> str:
 
 
 def _describe_edited_links(cluster: Cluster, v: dict[str, Any]) -> str:
-    """Name the links of a GPU that are not those of the cluster from the list: `, 4 GB/s between nodes`."""
+    """Name the links of a GPU that are not those of the cluster from the list: `, 4 GB/s per GPU between nodes`."""
     if v["intra"] is None and v["inter"] is None:
         return ""
     start = load_cluster(settings.cluster_spec({**v, **dict.fromkeys(settings.CLUSTER_KEYS)}))
@@ -121,7 +121,9 @@ def _describe_edited_links(cluster: Cluster, v: dict[str, Any]) -> str:
     if len(cluster.levels) > 1:
         nominal = _inter_gb_per_s(start) if len(start.levels) > 1 else 0.0
         links.append((_inter_gb_per_s(cluster), nominal, "between nodes"))
-    return "".join(f", {rate:.3g} GB/s {where}" for rate, nominal, where in links if not math.isclose(rate, nominal))
+    return "".join(
+        f", {rate:.3g} GB/s per GPU {where}" for rate, nominal, where in links if not math.isclose(rate, nominal)
+    )
 
 
 def describe_workload(v: dict[str, Any]) -> str:
