@@ -79,21 +79,19 @@ def join_sentences(texts: Sequence[str]) -> str:
     return " ".join(f"{text[:1].upper()}{text[1:].removesuffix('.')}." for text in texts if text)
 
 
-def launch_command(target: str, cluster: Cluster, file: str, content: str = "", data: str = "") -> str:
+def launch_command(target: str, cluster: Cluster, file: str, option: str = "") -> str:
     """Write what to type on each node to run an exported form; HEAD is the name of the first node.
 
-    `content`, of the form's file: torchtitan has no model of its own for some, whose module and config are then the user's.
-    `data`: the option of the torchrun script for samples.
+    `option`: what the plan's model adds, with a blank before it, to the torchrun script (its samples) or to torchtitan (a module).
     """
-    module = "" if not content or "--module " in content else "--module MODEL --config CONFIG "
     per_node = cluster.levels[0].size
     nodes = cluster.num_gpus // per_node
     run = f"torchrun --standalone --nproc-per-node {per_node}"
     if nodes > 1:
         run = f"torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-endpoint $HEAD:29500"
     forms = {
-        "torchrun": f"{run} {file}{data} --save FOLDER",
-        "torchtitan": f"{run} -m torchtitan.train {module}$(grep -v '^#' {file})",
+        "torchrun": f"{run} {file}{option} --save FOLDER",
+        "torchtitan": f"{run} -m torchtitan.train{option} $(grep -v '^#' {file})",
         "megatron": f"{run} pretrain_gpt.py $(cat {file})",
         "deepspeed": f"deepspeed --num_nodes {nodes} --num_gpus {per_node} {TRAINER} --deepspeed_config {file}",
         "accelerate": f"accelerate launch --config_file {file} {TRAINER}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from planner_core import lazy_exports
-from planner_core.exporters.remarks import Remark, RemarkKind, data_option, name_file
+from planner_core.exporters.remarks import Remark, RemarkKind, data_option, name_file, torchtitan_option
 from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
 
 if TYPE_CHECKING:

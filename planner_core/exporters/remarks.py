@@ -7,6 +7,13 @@ from enum import Enum
 from planner_core.core import Plan, Sentence, Term
 from planner_core.models import trains_on_tokens
 
+TORCHTITAN_CONFIGS: dict[tuple[int | None, ...], str] = {
+    (4096, 32, 32, 8, 128256): "llama3_8b",
+    (8192, 80, 64, 8, 128256): "llama3_70b",
+    (16384, 126, 128, 8, 128256): "llama3_405b",
+}
+"""torchtitan 0.3's configs of its Llamas, by width, layers, heads, groups and vocabulary."""
+
 
 class RemarkKind(Enum):
     """What a remark is about, where a page says the same by itself."""
@@ -62,3 +69,19 @@ def data_option(plan: Plan) -> str:
         return " --data TOKENS_OR_DATASET"
     name = classes[0] if isinstance(classes, (list, tuple)) else classes
     return f" --data {'TOKENS' if trains_on_tokens(str(name)) else 'DATASET'}"
+
+
+def torchtitan_config(plan: Plan) -> str:
+    """Return the name of torchtitan's own config for a plan's model, which the written options name; empty if it has none."""
+    config = plan.model.get("config") or {}
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    return (
+        TORCHTITAN_CONFIGS.get(tuple(config.get(size) for size in sizes), "")
+        if config.get("model_type") == "llama"
+        else ""
+    )
+
+
+def torchtitan_option(plan: Plan) -> str:
+    """Return the options of torchtitan's command line for a model that it has no config for: MODEL and CONFIG are then a user's."""
+    return "" if torchtitan_config(plan) else " --module MODEL --config CONFIG"

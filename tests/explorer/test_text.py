@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.address import settings
+from explorer.components.overview.launch import launch_line
 from explorer.figures import name_placement, plans_chart
 from explorer.figures import scatter as scatters
 from explorer.figures.palette import DARK, LIGHT, Theme, device_colour
@@ -353,8 +354,17 @@ def test_the_launch_line_of_torchtitan_leaves_the_comments_of_its_file_out() -> 
     """The file begins with a line about the plan, which must not become an argument."""
     line = commands.launch_command("torchtitan", load_cluster("2x8-h100"), "torchtitan.txt")
     assert line.endswith("-m torchtitan.train $(grep -v '^#' torchtitan.txt)")
-    own = commands.launch_command("torchtitan", load_cluster("2x8-h100"), "torchtitan.txt", "--training.seq_len 4096")
-    assert own.endswith("-m torchtitan.train --module MODEL --config CONFIG $(grep -v '^#' torchtitan.txt)")
+
+
+@pytest.mark.parametrize(("layers", "option"), [(None, ""), (2, " --module MODEL --config CONFIG")])
+def test_the_launch_line_of_torchtitan_names_a_module_where_it_has_no_config(layers: int | None, option: str) -> None:
+    """The page's line had neither for a Mixtral, where the dialog and the command line have both."""
+    result = planned(Request("llama-3-8b", layers=layers))
+    plan = next(p for p in result.plans if p.method == "fsdp")
+    line = launch_line(TARGETS["torchtitan"], result.cluster, plan)
+    assert line.endswith(f"-m torchtitan.train{option} $(grep -v '^#' torchtitan.txt)")
+    (remark,) = (r for r in map(Remark.of, export_text(plan, "torchtitan").remarks) if r.kind == RemarkKind.LAUNCH)
+    assert f"torchtitan.train{option} $(grep" in remark
 
 
 @pytest.mark.parametrize("target", ["torchrun", "torchtitan", "megatron", "accelerate", "fsdp2", "deepspeed", "plan"])

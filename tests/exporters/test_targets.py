@@ -23,8 +23,8 @@ from planner_core.cost import zero_stage
 from planner_core.cost.communication.collectives import wire_bytes
 from planner_core.exporters import api
 from planner_core.exporters.api import export, export_text
-from planner_core.exporters.configs.torchtitan import LLAMA_CONFIGS
 from planner_core.exporters.nearest import FormCost, nearest_plan, price_file, unstated_options
+from planner_core.exporters.remarks import TORCHTITAN_CONFIGS
 from planner_core.exporters.targets import TARGETS
 from planner_core.models.sources.huggingface import build_from_config
 from planner_core.planning.methods import parse_layout, tool_spaces
@@ -636,7 +636,7 @@ def test_torchtitans_own_llamas_are_those_of_its_source() -> None:
         pytest.skip("torchtitan is not installed")
     folder = Path(spec.submodule_search_locations[0]) / "models" / "llama3"
     models, configs = (folder / "__init__.py").read_text(), (folder / "config_registry.py").read_text()
-    for (dim, layers, heads, groups, vocabulary), name in LLAMA_CONFIGS.items():
+    for (dim, layers, heads, groups, vocabulary), name in TORCHTITAN_CONFIGS.items():
         assert f"def {name}() -> Trainer.Config" in configs
         body = models.partition(f"def _{name.removeprefix('llama3_')}(")[2].partition("return")[0]
         wanted = {"dim": dim, "n_layers": layers, "n_heads": heads, "n_kv_heads": groups, "vocab_size": vocabulary}

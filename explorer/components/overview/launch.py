@@ -16,8 +16,8 @@ from explorer.session import current_setup, shared_plans, state
 from explorer.session.later_searches import STAGES_SEARCH
 from explorer.text import commands, recipe, units
 from explorer.text.option_words import word_remarks
-from planner_core.core import Plan
-from planner_core.exporters import TARGETS, TARGETS_WITH_STAGES, Target, data_option
+from planner_core.core import Cluster, Plan
+from planner_core.exporters import TARGETS, TARGETS_WITH_STAGES, Target, data_option, torchtitan_option
 from planner_core.planning import Request, Result
 from planner_core.planning.pricing import time_band
 
@@ -58,6 +58,13 @@ def file_name(target: Target) -> str:
     return f"{'train' if target.name == TRAINING_SCRIPT else target.name}{target.suffix}"
 
 
+def launch_line(target: Target, cluster: Cluster, plan: Plan) -> str:
+    """Write the line that runs a plan in a form, the same on the page and in the dialog that writes the file."""
+    options = {TRAINING_SCRIPT: data_option, "torchtitan": torchtitan_option}
+    option = options[target.name](plan) if target.name in options else ""
+    return commands.launch_command(target.name, cluster, file_name(target), option)
+
+
 def show_export_bar(result: Result, plan_id: str, plan: Plan, length: int) -> None:
     """Draw the button and the launch line, in lines of `length` characters. Nothing is written before the button is pressed."""
     target = target_of(state.value("tool") if state.value("method") == "exact" else "", plan)
@@ -71,8 +78,7 @@ def show_export_bar(result: Result, plan_id: str, plan: Plan, length: int) -> No
             args=(result, plan_id, plan, target),
         )
         if plan.fits:
-            command = commands.launch_command(target.name, result.cluster, file_name(target), data=data_option(plan))
-            _show_command(command, length)
+            _show_command(launch_line(target, result.cluster, plan), length)
         else:
             st.caption("A plan that does not fit is not launched.")
     opened: Opened | None = st.session_state.get("exporting")
@@ -165,7 +171,7 @@ def _offer_export(home: Result, plan: Plan, target: Target, content: str) -> Non
         if target.plan_suffix:
             plan_name = file.removesuffix(target.suffix) + target.plan_suffix
             frame.offer_file(f"Download {plan_name}", exporting.plan_text(plan), plan_name, "download_beside")
-    _show_command(commands.launch_command(target.name, home.cluster, file, content, data_option(plan)))
+    _show_command(launch_line(target, home.cluster, plan))
     lines = content.splitlines()
     st.code("\n".join(lines[:PREVIEW_LINES]), language=LANGUAGES.get(target.suffix, "text"), height=260)
     if len(lines) > PREVIEW_LINES:

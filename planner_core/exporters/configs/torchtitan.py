@@ -15,7 +15,7 @@ from planner_core.exporters.configs.common import (
     list_remarks,
     micro_batch_samples,
 )
-from planner_core.exporters.remarks import FILE, Remark, RemarkKind
+from planner_core.exporters.remarks import FILE, Remark, RemarkKind, torchtitan_config, torchtitan_option
 from planner_core.planning.methods import TOKENS_OR_GATHERED, Layout, TpLayout, parallel_degrees
 from planner_core.planning.pricing import nearest_settings
 
@@ -27,12 +27,6 @@ SCHEDULES = {
     "zbv": "ZBVZeroBubble",
 }
 """The names of `torch.distributed.pipelining`, which torchtitan takes."""
-LLAMA_CONFIGS = {
-    (4096, 32, 32, 8, 128256): "llama3_8b",
-    (8192, 80, 64, 8, 128256): "llama3_70b",
-    (16384, 126, 128, 8, 128256): "llama3_405b",
-}
-"""torchtitan 0.3's configs of its Llamas, by width, layers, heads, groups and vocabulary."""
 POLICIES = ("none", "selective", "full")
 """The modes of torchtitan's `activation-checkpoint` that are policies of the planner too."""
 
@@ -40,7 +34,7 @@ POLICIES = ("none", "selective", "full")
 def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """Write the options of torchtitan 0.3, one on a line: all of them for its own Llamas, only the settings for other models."""
     layout = parallel_degrees(plan)
-    config = _config_name(dict(plan.model.get("config") or {}))
+    config = torchtitan_config(plan)
     stages, stage_remarks = _stage_options(plan)
     # torchtitan may keep gathered weights through backward, but here not beside context ranks, where its reader has no price.
     keeps_weights = plan.pipeline is None and zero_stage(plan) in (1, 2) and layout.data > layout.context == 1
@@ -79,7 +73,7 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         "\n".join([head, *lines, ""]),
         list_remarks(
             layout,
-            _usage_remarks(config),
+            _usage_remarks(plan),
             differences,
             # With stages it gathers weights once a step and shards the optimizer's states (`_stage_options`).
             stage=1 if plan.pipeline and layout.shards > 1 else 0,
@@ -88,12 +82,12 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     )
 
 
-def _usage_remarks(config: str) -> list[str]:
-    """Return how to run the file. `config`: the name of torchtitan's own config for the model; empty if it has none."""
-    model = "" if config else "--module MODEL --config CONFIG "
+def _usage_remarks(plan: Plan) -> list[str]:
+    """Return how to run the file."""
+    config = torchtitan_config(plan)
     return [
         Remark(
-            f"torchrun ... -m torchtitan.train {model}$(grep -v '^#' ",
+            f"torchrun ... -m torchtitan.train{torchtitan_option(plan)} $(grep -v '^#' ",
             FILE,
             "), by torchtitan 0.3",
             kind=RemarkKind.LAUNCH,
@@ -147,13 +141,6 @@ def _stage_options(plan: Plan) -> tuple[dict[str, Any], list[str]]:
         "torchtitan's command line make; its Python config takes the plan's as module_fqns_per_model_part"
     )
     return options, [remark]
-
-
-def _config_name(config: dict[str, Any]) -> str:
-    """Return the name of torchtitan's own config for a model; empty if it does not have one."""
-    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
-    names = {key: name for key, name in LLAMA_CONFIGS.items() if list(key) == [config.get(size) for size in sizes]}
-    return next(iter(names.values()), "") if config.get("model_type") == "llama" else ""
 
 
 def _batch_options(plan: Plan, layout: TpLayout) -> dict[str, Any]:
