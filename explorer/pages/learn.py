@@ -208,7 +208,10 @@ def show_answer_form(lesson: Lesson, question: Question, typed: bool) -> None:
                 f"Your answer{', ' * bool(question.unit)}{question.unit}", key=widget, width=240, disabled=is_right
             )
         else:
-            st.radio(question.ask, question.options, index=here.answer, key=widget, disabled=is_right)
+            if is_right:  # the browser would show the default of the run before, which a wrong answer set
+                st.session_state[widget] = question.options[question.answer]
+            index = None if is_right else here.answer
+            st.radio(question.ask, question.options, index=index, key=widget, disabled=is_right)
         take = answer_by_number if typed else answer_by_option
         st.form_submit_button(
             "Answer", key="w_answer", on_click=take, args=(lesson, question, widget), disabled=is_right

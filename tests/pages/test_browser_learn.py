@@ -362,6 +362,21 @@ def test_keys_reach_the_question_and_its_answer(visit: Visit, app: str) -> None:
     assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollTop") == 0
 
 
+def test_the_right_answer_stands_in_the_question_after_wrong_ones(visit: Visit, app: str) -> None:
+    """The locked question showed the wrong option before it, beside “Right”."""
+    lesson, page = LESSONS[0], visit.page
+    question, scene = (f(LLAMA, lesson.defaults()) for f in (lesson.question, lesson.scene))
+    page.goto(f"{app}/learn?lesson={lesson.key}&step={scene.reveal}")
+    visit.settle()
+    asked = page.locator(".st-key-question")
+    for index in sorted(range(len(question.options)), key=lambda k: k == question.answer):
+        answer(visit, question, index)
+        expect(asked.locator(".st-key-reply")).to_contain_text("Right." if index == question.answer else "Not quite.")
+        visit.settle()
+        expect(asked.get_by_role("radio").nth(index)).to_be_checked()
+    expect(asked.get_by_role("radio").nth(question.answer)).to_be_disabled()
+
+
 def test_what_is_typed_below_a_reply_has_its_enter(visit: Visit, app: str) -> None:
     """Somebody types the next answer before the page stands still: the reply does not take the focus from it."""
     lesson = next(x for x in LESSONS if x.question(LLAMA, x.defaults()).values)
