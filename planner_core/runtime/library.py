@@ -105,6 +105,7 @@ def _install_forward(module: nn.Module, parallel: Parallel) -> nn.Module:
     if isinstance(parallel, StagedParallel):
         module.__dict__["step"] = parallel.step
     module.__dict__["__reduce_ex__"] = _refuse_copy
+    parallel.frozen.remember_state()  # with what was installed
     return module
 
 

@@ -91,7 +91,7 @@ class Parallel:
         self.engine.seed, self.engine.written = seed, written
         if written:
             written.check(plan)
-        self.frozen.remember_parameters()
+        self.frozen.remember_state()
         self.shell_storages = {name: _shell_storage(w.parameter) for name, w in self.engine.weights.items()}
         self.programs: dict[tuple[Any, int], BoundCall] = {}
         self.recorded = 0

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from planner_core.core import CaptureError
 from planner_core.models.capture.module import capture_module
+from planner_core.models.hooks.module_state import MAX_VALUES
 
 SHARED = {"calls": 0}
 """What a file's code counts."""
@@ -73,6 +76,94 @@ def draws_from_its_own(m: Any, h: torch.Tensor) -> torch.Tensor:
 
 def takes_the_next(m: Any, h: torch.Tensor) -> torch.Tensor:
     return h * next(m.items)
+
+
+class Slots:
+    """An object without a dict."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class Deep(Model):
+    """Has containers in containers, large ones, and other objects."""
+
+    calls_of_all = 0
+
+    def __init__(self, run: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(run)
+        self.options: dict[str, dict[str, int]] = {"loss": {"calls": 0}}
+        self.table, self.seen = dict.fromkeys(range(100), 0), list(range(70))
+        self.history, self.objects, self.pair = [list[int]()], [SimpleNamespace(calls=0)], ([0], "name")
+        self.config = SimpleNamespace(**{f"field_{i}": i for i in range(80)})
+        self.slots, self.members, self.array = Slots(), {0}, np.zeros(3)
+
+
+def _set_nested(m: Any) -> None:
+    m.options["loss"]["calls"] += 1
+
+
+def _set_in_table(m: Any) -> None:
+    m.table[99] += 1
+
+
+def _set_in_config(m: Any) -> None:
+    m.config.field_79 += 1
+
+
+def _set_in_object(m: Any) -> None:
+    m.objects[0].calls += 1
+
+
+def _set_in_slots(m: Any) -> None:
+    m.slots.calls += 1
+
+
+def _set_in_tuple(m: Any) -> None:
+    m.pair[0][0] += 1
+
+
+def _set_in_class(m: Any) -> None:
+    type(m).calls_of_all += 1
+
+
+def _write_array(m: Any) -> None:
+    m.array[2] += 1
+
+
+DEEP: list[tuple[Callable[[Any], Any], str]] = [
+    (_set_nested, r"options\.loss\.calls"),
+    (_set_in_table, r"table\.99"),
+    (lambda m: m.history[0].append(1), r"history\.0\.0"),
+    (lambda m: m.seen.append(1), r"seen\.70"),
+    (_set_in_config, r"config\.field_79"),
+    (_set_in_object, r"objects\.0\.calls"),
+    (_set_in_slots, r"slots\.calls"),
+    (_set_in_tuple, r"pair\.0\.0"),
+    (lambda m: m.members.add(len(m.members)), r"members\.1"),
+    (_set_in_class, r"Deep\.calls_of_all"),
+    (_write_array, "array"),
+]
+
+
+@pytest.mark.parametrize(("change", "name"), DEEP, ids=[name for _, name in DEEP])
+def test_a_state_is_noticed_at_any_depth_and_size(change: Callable[[Any], Any], name: str) -> None:
+    def run(m: Any, h: torch.Tensor) -> torch.Tensor:
+        change(m)
+        return h
+
+    with pytest.raises(CaptureError, match=f"forward sets {name}, so a step depends"):
+        capture_module(Deep(run), {"x": torch.zeros(4, 8)})
+
+
+@pytest.mark.parametrize("values", [list(range(MAX_VALUES + 1)), np.zeros(MAX_VALUES + 1)], ids=["list", "array"])
+def test_more_values_than_can_be_compared_are_refused(values: Any) -> None:
+    model = Model(lambda m, h: h)
+    model.log = values
+    with pytest.raises(CaptureError, match=r"hold more than 1,000,000 values .* keep numbers in a buffer"):
+        capture_module(model, {"x": torch.zeros(4, 8)})
 
 
 STATES: list[tuple[Callable[..., Any], str]] = [

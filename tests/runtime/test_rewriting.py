@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 import warnings
+from collections import deque
+from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,6 +24,7 @@ from planner_core.runtime import Parallel
 from planner_core.runtime.library import applied
 from planner_core.runtime.program.collectives import Trace
 from planner_core.runtime.program.collectives.torch_names import OLDEST_COMPILED
+from planner_core.runtime.record.frozen import FrozenModel
 from planner_core.runtime.write.operators import _RULES, MEANS, UNCHANGED_KINDS
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
@@ -226,8 +231,13 @@ def _refusals(plan_file: str) -> list[str]:
     def frozen(model: nn.Module) -> None:
         next(model.parameters()).requires_grad_(False)
 
-    for change in (replaced, patched, moved, hooked, frozen):
-        model = shardscope.apply(OwnGPT(), plan)
+    def valued(model: nn.Module) -> None:
+        model.options["loss"]["scale"] = 0.1
+
+    for change in (replaced, patched, moved, hooked, frozen, valued):
+        plain = OwnGPT()
+        plain.options = {"loss": {"scale": 1.0}}
+        model = shardscope.apply(plain, plan)
         model(x, y, global_batch=True)
         said.append(refusal_of(partial(change, model)) or refusal_of(partial(model, x, y, global_batch=True)))
     with torch.autocast("cpu", torch.bfloat16):
@@ -246,11 +256,80 @@ def test_changes_that_generated_code_would_pass_by_are_refused(tmp_path: Any) ->
             "cannot be moved or cast",
             "has a gradient hook",
             "requires_grad of",
+            "options.loss.scale was set after",
             "torch.autocast is on",
         ),
         strict=True,
     ):
         assert words in sentence
+
+
+class _Slots:
+    __slots__ = ("scale",)
+
+
+class _Stateful(nn.Module):
+    """Has state of every kind; no pass runs."""
+
+    rate = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(2, 2)
+        self.scale, self.filled = torch.tensor(1.0), torch.tensor(1.0)
+        self.options, self.table, self.nested = {"loss": {"scale": 1.0}}, dict.fromkeys(range(100), 1.0), [[1.0]]
+        self.config = SimpleNamespace(**{f"field_{i}": i for i in range(80)})
+        self.objects, self.slots, self.array = [SimpleNamespace(scale=1.0)], _Slots(), np.ones(3)
+        self.members, self.queue, self.pair, self.function = {1.0}, deque([1.0]), ([1.0], "name"), abs
+        self.slots.scale = 1.0
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "scale": lambda m: setattr(m, "scale", torch.tensor(0.1)),
+    "filled": lambda m: m.filled.fill_(0.1),
+    "filled ": lambda m: setattr(m.filled, "data", torch.tensor(0.1)),
+    "options.loss.scale": lambda m: m.options["loss"].update(scale=0.1),
+    "options.loss.shift": lambda m: m.options["loss"].update(shift=0.1),
+    "table.99": lambda m: m.table.update({99: 0.1}),
+    "nested.0.0": lambda m: m.nested[0].__setitem__(0, 0.1),
+    "config.field_79": lambda m: setattr(m.config, "field_79", 0),
+    "objects.0.scale": lambda m: setattr(m.objects[0], "scale", 0.1),
+    "slots.scale": lambda m: setattr(m.slots, "scale", 0.1),
+    "array": lambda m: m.array.__setitem__(2, 0.1),
+    "members.0.1": lambda m: m.members.add(0.1),
+    "queue.0": lambda m: m.queue.__setitem__(0, 0.1),
+    "pair.0.0": lambda m: m.pair[0].__setitem__(0, 0.1),
+    "function": lambda m: setattr(m, "function", lambda x: x),
+    "_Stateful.rate": lambda m: setattr(type(m), "rate", 0.1),
+    "rate": lambda m: setattr(m, "rate", 0.1),
+}
+"""What is set after `apply`, and the name of it that the refusal says."""
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_value_of_any_kind_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Stateful, "rate", 1.0)  # and sets it back
+    model = _Stateful()
+    frozen = FrozenModel(model, lambda param: param.dtype)
+    frozen.remember_state()
+    assert frozen.describe_change() == ""
+    CHANGES[name](model)
+    assert frozen.describe_change() == f"{name.strip()} was set after the plan was applied"
+
+
+def test_what_a_loop_may_do_is_no_change() -> None:
+    """It may evaluate, write buffers, and hang its optimizer on the model."""
+    model = _Stateful()
+    model.register_buffer("mean", torch.zeros(2))
+    frozen = FrozenModel(model, lambda param: param.dtype)
+    frozen.remember_state()
+    model.eval()
+    model.mean.add_(1)
+    model.options = {"loss": {"scale": 1.0}}  # equal to what it was
+    model.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.no_grad():
+        model.lin.weight.zero_()
+    assert frozen.describe_change() == ""
 
 
 def test_a_plan_for_another_mesh_is_refused() -> None:

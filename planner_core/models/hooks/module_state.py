@@ -1,33 +1,47 @@
-"""The Python state of a model's modules: attributes, those of configs, and items of lists, dicts and sets, one level deep."""
+"""The Python state of a model's modules: what attributes of modules, objects and classes hold, and the items of lists, dicts and sets,
+at any depth (docs/SUPPORT.md says what is not compared)."""
 
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType, ModuleType
-from typing import Any
+from itertools import repeat
+from operator import is_
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from planner_core.core import CaptureError
 from planner_core.models.hooks.model_parts import MISSING, list_buffers, list_modules, list_parameters
+from planner_core.models.hooks.torch_private import storage_id
 
-MAX_ITEMS = 64
-"""A container of more items is taken for data and not compared."""
+MAX_VALUES = 1_000_000
+"""A model that holds more values in its lists, dicts, sets, objects and arrays is refused. To compare as many takes 30 ms of each call."""
 _PLAIN = (bool, int, float, str, type(None))
-_CONTAINERS = (list, dict, set, deque)
+_WITHOUT_PARTS = frozenset(
+    {*_PLAIN, complex, bytes, torch.dtype, torch.device, torch.Size, torch.Tensor, nn.Parameter}
+    | {FunctionType, BuiltinFunctionType, MethodType, ModuleType}
+)
+"""Types of values in which nothing is looked for. A function or a file is compared by identity."""
+_TOOLS = (
+    *("logging", "threading", "weakref", "pathlib", "lightning", "pytorch_lightning"),
+    *("torch.optim", "torch.distributed", "torch.utils", "torch.fx"),
+)
+"""Packages of objects that change as a loop uses them, or are large (graphs). They are compared by identity."""
 _MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"} | {
     "_flat_weights",
     "_flat_weight_refs",
 }
 """Attributes that every module has, and the weight lists that torch's recurrent layers derive."""
-
-Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 
 def is_plain(value: Any) -> bool:
@@ -35,74 +49,189 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN) or (type(value) is tuple and all(map(is_plain, value)))
 
 
-def list_containers(model: nn.Module) -> Iterator[tuple[str, Container]]:
-    """Yield every container of state, each once, with its name: a module's `__dict__`, and its lists, dicts, sets and objects."""
-    seen: set[int] = set()
-    for name, module in list_modules(model):
-        # Also where it is large: `MAX_ITEMS` is for containers of data, and a module's attributes are its state.
-        yield name, module.__dict__
-        for key, value in list(module.__dict__.items()):
-            # Most attributes are of these: a model of 1 000 layers has 600 000.
-            if key in _MODULE_INTERNALS or type(value) in _PLAIN:
-                continue
-            container = value if isinstance(value, _CONTAINERS) else getattr(value, "__dict__", None)
-            other = isinstance(value, (nn.Module, torch.Tensor, type)) or callable(value)
-            if (
-                isinstance(container, _CONTAINERS)
-                and not other
-                and id(container) not in seen
-                and len(container) <= MAX_ITEMS
-            ):
-                seen.add(id(container))
-                yield f"{name}.{key}".strip("."), container
+class Change(NamedTuple):
+    """A changed value.
+
+    holder, key  the name of what holds it, and its attribute, key or index there
+    now          the value, MISSING for none
+    is_added     whether it is a new attribute of an object or a module whose class has none of that name
+    """
+
+    holder: str
+    key: Any
+    now: Any
+    is_added: bool
+
+    @property
+    def name(self) -> str:
+        """The name of the value from the model on."""
+        return f"{self.holder.removesuffix('_buffers').rstrip('.')}.{self.key}".strip(".")
+
+
+class _Holder:
+    """A container, or the attributes of a module, an object or a class, with the values that it held when this was made."""
+
+    def __init__(self, name: str, source: Any, owner: type | None, weight_ids: set[int]) -> None:
+        self.name, self._source, self._owner, self._weight_ids = name, source, owner, weight_ids
+        self._hidden = _MODULE_INTERNALS if owner and issubclass(owner, nn.Module) else frozenset()
+        self.values = self._read()
+        is_sized = isinstance(source, (dict, MappingProxyType, list, tuple, deque))
+        self._size = len(source) if is_sized else MISSING
+        self.marks: dict[Any, Any] = {}
+
+    def remember_marks(self) -> None:
+        """Remember what tells whether its values are written in place."""
+        marks = ((key, self._read_mark(value)) for key, value in self.values.items() if type(value) not in _PLAIN)
+        self.marks = {key: mark for key, mark in marks if mark is not None}
+
+    def is_unchanged(self) -> bool:
+        """Return whether it has the same objects, of which none was written in place. Each call under a plan asks this of each holder, so
+        no line of Python runs for a value."""
+        if (
+            self._size is MISSING or len(self._source) != self._size
+        ):  # a set or slots, whose values are compared, or a change
+            return False
+        if self._size and not all(map(is_, self._list_values(), self.values.values())):
+            return False
+        return not self.marks or all(self._read_mark(self.values[key]) == mark for key, mark in self.marks.items())
+
+    def _list_values(self) -> Iterable[Any]:
+        """Return its values of the names that it had. In order where it can be: to look a million keys up takes ten times as long."""
+        if isinstance(self._source, dict) and not self._hidden:
+            return self._source.values() if all(map(is_, self._source, self.values)) else (MISSING,)
+        if isinstance(self._source, (dict, MappingProxyType)):
+            return map(self._source.get, self.values, repeat(MISSING))
+        return cast(Iterable[Any], self._source)
+
+    def list_changes(self) -> Iterator[Change]:
+        """Yield the values that have changed."""
+        before, now = self.values, self._read()
+        for key in {**before, **now}:
+            old, new = before.get(key, MISSING), now.get(key, MISSING)
+            if (self._read_mark(new) != self.marks.get(key)) if old is new else not _are_equal(old, new):
+                is_added = old is MISSING and self._owner is not None and not _has_attribute(self._owner, key)
+                yield Change(self.name, key, new, is_added)
+
+    def _read(self) -> dict[Any, Any]:
+        source = self._source
+        if isinstance(source, MappingProxyType):
+            return {k: v for k, v in source.items() if not k.startswith("__")}
+        if isinstance(source, dict):
+            return {k: v for k, v in source.items() if k not in self._hidden} if self._hidden else dict(source)
+        if isinstance(source, (list, tuple, deque)):
+            return dict(enumerate(source))
+        if isinstance(source, (set, frozenset)):
+            return {x: x for x in source}
+        return {slot: getattr(source, slot, MISSING) for slot in _slots(type(source))}
+
+    def _read_mark(self, value: Any) -> Any:
+        """Return what tells whether a value was written in place; None for a value of which nothing does, or need not."""
+        if isinstance(value, torch.Tensor):
+            if id(value) in self._weight_ids or isinstance(value, nn.Parameter) or value.is_inference():
+                return None
+            # torch counts writes, so a tensor that was filled again with equal values has changed too. `x.data = y` it does not count.
+            return value._version, storage_id(value)
+        if isinstance(value, bytearray):
+            return bytes(value)
+        if isinstance(value, random.Random):
+            return str(value.getstate())
+        numpy = sys.modules.get("numpy")
+        if numpy and isinstance(value, numpy.ndarray):
+            return value.shape, str(value.dtype), zlib.crc32(value.tobytes())
+        if numpy and isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
+            return str((getattr(value, "bit_generator", None) or value._bit_generator).state)
+        return None
 
 
 class ModuleState:
-    """A snapshot of the Python state of a model's modules."""
+    """A snapshot of the Python state of a model's modules. Raises CaptureError if that is too large to compare."""
 
     def __init__(self, model: nn.Module) -> None:
         self._weight_ids = {id(t) for _, t in (*list_parameters(model), *list_buffers(model))}
-        self._snapshots = [
-            (name, container, self._read_entries(container)) for name, container in list_containers(model)
-        ]
+        self._holders: list[_Holder] = []
+        self._seen: set[int] = set()
+        self._num_values = 0
+        self._names = {id(m): name for name, m in list_modules(model)}
+        # The last one is taken first: depth first, without a limit of depth, in the order of the modules.
+        todo: list[tuple[str, Any]] = [(name, m) for name, m in reversed(list_modules(model))]
+        while todo:
+            name, value = todo.pop()
+            todo += [*self._add_holders(self._names.get(id(value), name), value)][::-1]
 
-    def list_changes(self) -> list[tuple[str, Any]]:
-        """List the values that have changed since the snapshot, with their names; MISSING for one that was removed."""
-        changes = []
-        for name, container, before in self._snapshots:
-            now = self._read_entries(container)
-            for key in {**before, **now}:
-                if _has_changed(before.get(key, MISSING), now.get(key, MISSING)):
-                    path = f"{name.removesuffix('_buffers').rstrip('.')}.{key}".strip(".")
-                    changes.append(
-                        (
-                            path,
-                            container[key]
-                            if isinstance(container, dict) and key in container
-                            else now.get(key, MISSING),
-                        )
-                    )
-        return changes
+    def list_changes(self) -> list[Change]:
+        """List the values that have changed since the snapshot."""
+        changed = [holder for holder in self._holders if not holder.is_unchanged()]
+        return [change for holder in changed for change in holder.list_changes()]
 
     def first_change(self) -> str:
         """Return the name of a changed value that is not scratch; empty if none is."""
-        return next((name for name, value in self.list_changes() if not scratch_tensors(value)), "")
+        return next((c.name for c in self.list_changes() if not scratch_tensors(c.now)), "")
 
-    def _read_entries(self, container: Container) -> dict[Any, Any]:
-        """Return the entries of a container by key or index: a tensor that is not a weight with its version, a generator by its state."""
-        items = container.items() if isinstance(container, dict) else enumerate(container)
-        return {
-            key: value
-            if type(value) in _PLAIN
-            else (value, value._version)
-            if isinstance(value, torch.Tensor) and self._counts_writes(value)
-            else _comparable_state(value)
-            for key, value in items
-            if not (isinstance(key, str) and key in _MODULE_INTERNALS)
-        }
+    def _add_holders(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        """Add what holds the values of a value, and yield those that may hold others."""
+        for holder_name, source, owner in _list_sources(name, value):
+            if id(source) in self._seen:
+                continue
+            self._seen.add(id(source))
+            is_class = isinstance(source, type)
+            holder = _Holder(holder_name, vars(source) if is_class else source, owner, self._weight_ids)
+            self._holders.append(holder)
+            # Attributes of modules and classes are not counted: a model of 1 000 layers has 20 000 modules, with few attributes each.
+            num_values = 0 if is_class or isinstance(value, nn.Module) else len(holder.values)
+            self._count(name, num_values + sum(map(_array_size, holder.values.values())))
+            holder.remember_marks()
+            yield from ((f"{holder_name}.{k}".strip("."), v) for k, v in holder.values.items() if _may_hold(v))
+        if (
+            isinstance(value, nn.Module) and id(value) not in self._names
+        ):  # in a list, where torch does not look for parts
+            yield from ((f"{name}.{n}", part) for n, part in value._modules.items() if part is not None)
 
-    def _counts_writes(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) not in self._weight_ids and not tensor.is_inference()
+    def _count(self, name: str, values: int) -> None:
+        self._num_values += values
+        if self._num_values > MAX_VALUES:
+            raise CaptureError(
+                f"lists, dicts, sets, objects and arrays of the model hold more than {MAX_VALUES:,} values "
+                f"({name or 'its own arrays'} among them), too many to compare at each call; keep numbers in a buffer, and what forward "
+                "does not read outside of the model"
+            )
+
+
+def _may_hold(value: Any) -> bool:
+    return type(value) not in _WITHOUT_PARTS and not isinstance(value, torch.Tensor) and not is_plain(value)
+
+
+def _array_size(value: Any) -> int:
+    numpy = sys.modules.get("numpy")
+    return int(value.size) if numpy and isinstance(value, numpy.ndarray) else 0
+
+
+def _list_sources(name: str, value: Any) -> Iterator[tuple[str, Any, type | None]]:
+    """Yield what holds the values of a value: its name, a container or a class, and the class of the object whose attributes it has."""
+    is_class = isinstance(value, type)
+    kind = value if is_class else type(value)
+    if isinstance(value, ModuleType) or (kind.__module__.startswith(_TOOLS) and not isinstance(value, nn.Module)):
+        return
+    if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
+        yield name, value, None
+    elif not is_class and _slots(kind):
+        yield name, value, kind
+    if not is_class and isinstance(attributes := getattr(value, "__dict__", None), dict):
+        yield name, attributes, kind
+    for cls in kind.__mro__:
+        if cls is not nn.Module and cls.__module__ != "builtins":
+            yield cls.__name__, cls, None
+
+
+def _slots(kind: type) -> list[str]:
+    declared = [(c.__name__, vars(c).get("__slots__", ())) for c in kind.__mro__]
+    names = [(cls, n) for cls, slots in declared for n in ((slots,) if isinstance(slots, str) else slots)]
+    # A private name is stored with that of its class. Names with underscores on both sides (dict, weak references) are no values.
+    return [f"_{cls.lstrip('_')}{n}" if n.startswith("__") else n for cls, n in names if not n.endswith("__")]
+
+
+def _has_attribute(kind: type, name: str) -> bool:
+    """Return whether a class has an attribute in whose place one of its objects would stand. A cached property stands there itself."""
+    return not isinstance(getattr(kind, name, functools.cached_property(id)), functools.cached_property)
 
 
 def scratch_tensors(value: Any) -> list[torch.Tensor]:
@@ -111,13 +240,6 @@ def scratch_tensors(value: Any) -> list[torch.Tensor]:
     container = list(value) if isinstance(value, (set, frozenset, deque)) else value
     leaves = pytree.tree_leaves(container) if not isinstance(container, nn.Module) else []
     return [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, nn.Parameter) and x.is_meta]
-
-
-def _has_changed(before: Any, now: Any) -> bool:
-    if isinstance(before, tuple) and isinstance(now, tuple) and before and isinstance(before[0], torch.Tensor):
-        # The version counts writes in place, so a tensor that was filled again with equal values has changed too.
-        return before[0] is not now[0] or before[1] != now[1]
-    return not _are_equal(before, now)
 
 
 def _are_equal(before: Any, now: Any) -> bool:
@@ -133,15 +255,6 @@ def _are_equal(before: Any, now: Any) -> bool:
     if isinstance(now, dict):
         return all(key in before and _are_equal(before[key], value) for key, value in now.items())
     return all(map(_are_equal, before, now))
-
-
-def _comparable_state(value: Any) -> Any:
-    numpy = sys.modules.get("numpy")
-    if isinstance(value, random.Random):
-        return str(value.getstate())
-    if numpy and isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
-        return str((getattr(value, "bit_generator", None) or value._bit_generator).state)
-    return value
 
 
 class WeightDtypes:

@@ -2,7 +2,7 @@
 since.
 
 Generated code replaces the modules' own code. A later change of a model (a part, a hook, `model.beta = 0.1`) would be ignored
-silently, so each call compares the model with what it was.
+silently, so each call compares the model with what it was. docs/SUPPORT.md says which changes are not noticed.
 """
 
 # mypy: allow-untyped-calls
@@ -12,17 +12,13 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from operator import is_
-from typing import Any
 
 import torch
 from torch import nn
 
 from planner_core.models.hooks import (
-    MISSING,
     ModuleState,
     WeightDtypes,
-    is_plain,
-    list_containers,
     scratch_tensors,
     storage_id,
 )
@@ -50,25 +46,19 @@ class FrozenModel:
         self.children = [tuple(m._modules.values()) for m in self.modules]
         self.forwards = [m.__dict__.get("forward") for m in self.modules]
         self.hooks = [_forward_hooks(m) for m in self.modules]
-        self.classes = {type(m): type(m).forward for m in self.modules}
         if hooked := next((n for n, m in model.named_modules() if n and _forward_hooks(m)), ""):
             warnings.warn(
                 f"{hooked} has hooks on forward: what they compute is part of the program, and their own Python code runs no more once a "
                 "pass is recorded; let forward return what a loop looks at",
                 stacklevel=6,
             )
-        self.values = [
-            (name, container, key, value)
-            for name, container in list_containers(model)
-            if not name.endswith("_buffers")
-            for key, value in _plain_values(container)
-        ]
 
-    def remember_parameters(self) -> None:
-        """Remember this rank's parameters, which may not be replaced."""
+    def remember_state(self) -> None:
+        """Remember this rank's parameters, which may not be replaced, and the Python state, which may not change."""
         self.parameters = [
             (m._parameters, n, p) for m in self.modules for n, p in m._parameters.items() if p is not None
         ]
+        self.state = ModuleState(self.model)
 
     @contextlib.contextmanager
     def with_current_buffers(self) -> Iterator[None]:
@@ -81,7 +71,9 @@ class FrozenModel:
         state = ModuleState(self.twin)
         yield
         self._adopt_buffers()
-        self._drop_attributes(name for name, value in state.list_changes() if scratch_tensors(value))
+        self._drop_attributes(change.name for change in state.list_changes() if scratch_tensors(change.now))
+        # Their classes are the same: a pass of the copy may fill a table in a class at its first call.
+        self.state = ModuleState(self.model)
 
     def _drop_attributes(self, names: Iterable[str]) -> None:
         """Delete attributes that forward computes. Under a plan it does not, and a loop would read the old value."""
@@ -125,19 +117,15 @@ class FrozenModel:
                 return f"the forward of {self.names[id(module)]} was replaced after the plan was applied"
             if _forward_hooks(module) != hooks:
                 return f"{self.names[id(module)]} has other hooks than when the plan was applied"
-        describe_change = next((cls.__name__ for cls, method in self.classes.items() if cls.forward is not method), "")
-        return f"{describe_change}.forward was replaced after the plan was applied" if describe_change else ""
+        return ""
 
     def _describe_changed_values(self) -> str:
-        for name, container, key, value in self.values:
-            now = (
-                container.get(key, MISSING)
-                if isinstance(container, dict)
-                else dict(enumerate(container)).get(key, MISSING)
-            )
-            # The types as well: 1, 1.0 and True are equal, but a model's code may take another path for each.
-            if now is not value and (type(now) is not type(value) or now != value):
-                return f"{name}.{key}".strip(".") + " was set after the plan was applied"
+        for change in self.state.list_changes():
+            # A new attribute is the loop's (its optimizer). Hooks of parts were compared, and torch runs those of the model itself, whose
+            # forward is the plan's.
+            is_table = change.holder.rpartition(".")[2] in ("_buffers", "_forward_hooks", "_forward_pre_hooks")
+            if not change.is_added and not is_table and change.name != "forward":
+                return f"{change.name} was set after the plan was applied"
         return ""
 
     def module_with_backward_hook(self) -> str:
@@ -149,17 +137,6 @@ class FrozenModel:
 
 def _forward_hooks(module: nn.Module) -> tuple[int, ...]:
     return *module._forward_hooks, *module._forward_pre_hooks
-
-
-def _plain_values(container: Any) -> list[tuple[Any, Any]]:
-    """Return the plain values in a dict or a list."""
-    items = (
-        container.items()
-        if isinstance(container, dict)
-        else enumerate(container if isinstance(container, list) else ())
-    )
-    # `training` may change: a program is chosen by it (`training_modes`).
-    return [(key, value) for key, value in items if is_plain(value) and key != "training"]
 
 
 def find_gradient_hook(params: Iterable[tuple[str, nn.Parameter]]) -> str:

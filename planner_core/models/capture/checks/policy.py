@@ -123,10 +123,10 @@ def _run_watched(
     with _note_assignments(names) as where:
         forward = run(left)
     leftovers, named = dict[int, str](), ""
-    for name, value in state.list_changes():
-        is_computed = [t for t in scratch_tensors(value) if forward.is_computed(t)]
-        leftovers |= {storage_id(t): name for t in is_computed}
-        named = named or name * (not is_computed)
+    for change in state.list_changes():
+        is_computed = [t for t in scratch_tensors(change.now) if forward.is_computed(t)]
+        leftovers |= {storage_id(t): change.name for t in is_computed}
+        named = named or change.name * (not is_computed)
     return forward, named, leftovers, where
 
 
