@@ -1,9 +1,9 @@
 """The purpose of each mesh axis of a plan, and the name that follows from it.
 
     data     weights are Replicate on the axis           shard    weights are sharded, and gathered at use
-    tensor   weights are used in shards                  context  weights are used whole, and attention has a part of a sample
+    tensor   weights are used in shards                  context  weights are used whole, on a part of a sample
     expert   experts are dealt out, and most other weights are used whole
-    idle     neither weights nor samples differ on the axis: its GPUs do the same work
+    idle     its GPUs do the same work in most products
 
 An axis has the role that most of its weights give it. Example: FSDP on a 2 x 4 mesh shards every weight on both axes and gathers it, so the
 axes are `shard_outer` and `shard_inner`, for names must differ.
@@ -23,6 +23,7 @@ from planner_core.ops import Kind, operator
 DATA, SHARD, TENSOR, CONTEXT, EXPERT, IDLE = "data", "shard", "tensor", "context", "expert", "idle"
 AXIS_NAME_SUFFIXES = {2: ("outer", "inner"), 3: ("outer", "middle", "inner"), 4: ("outer", "second", "third", "inner")}
 """What is added to the names of axes of one role, by their number."""
+_SAMPLES, _TOKENS, _WEIGHT, _REPEATED = "samples", "tokens", "weight", "repeated"
 
 
 def axis_roles(plan: Plan) -> tuple[str, ...]:
@@ -81,15 +82,34 @@ def _axis_role(blocks: Mapping[str, BlockPlan], axis: int) -> str:
     by_expert = [of_experts and dim == 0 for of_experts, dim in in_parts]
     if any(by_expert) and (role != TENSOR or all(by_expert)):
         return EXPERT
-    queries = [
-        site.inputs[0].dst.forward[axis] for b in blocks.values() for _, site in _sites_of_kind(b, Kind.ATTENTION)
-    ]
-    split = [
-        p for p in queries if isinstance(p, Shard) and p.dim > 0
-    ]  # by tokens, or by heads that were exchanged for tokens
+    work = _split_of_products(blocks, axis)
+    if role == DATA and in_parts and not work[_SAMPLES] + work[_TOKENS]:
+        role = TENSOR  # what is used whole there is repeated, as attention by tools that split the feed-forward alone
     if role != TENSOR:
-        return CONTEXT if 2 * len(split) > len(queries) else role
-    return TENSOR if in_parts else IDLE
+        queries = [
+            site.inputs[0].dst.forward[axis] for b in blocks.values() for _, site in _sites_of_kind(b, Kind.ATTENTION)
+        ]
+        # by tokens, or by heads that were exchanged for tokens
+        split = [p for p in queries if isinstance(p, Shard) and p.dim > 0]
+        return CONTEXT if 2 * len(split) > len(queries) or 2 * work[_TOKENS] > work.total() else role
+    return TENSOR if in_parts and 2 * work[_REPEATED] <= work.total() else IDLE
+
+
+def _split_of_products(blocks: Mapping[str, BlockPlan], axis: int) -> Counter[str]:
+    """Count the products of a model by what the GPUs of an axis share out: samples, tokens, the weight, or nothing."""
+    count: Counter[str] = Counter()
+    for block in blocks.values():
+        for _, site in _sites_of_kind(block, Kind.PRODUCT):
+            rows, weight = (edge.dst.forward[axis] for edge in site.inputs[:2])
+            result = site.outputs[0].src.forward[axis]
+            if not isinstance(rows, Shard) and not isinstance(weight, Shard):
+                split = _REPEATED
+            elif isinstance(rows, Shard) and rows == result and not isinstance(weight, Shard):
+                split = _TOKENS if rows.dim else _SAMPLES
+            else:
+                split = _WEIGHT
+            count[split] += len(block.prefixes)
+    return count
 
 
 def _weights_used_in_shards(blocks: Mapping[str, BlockPlan], axis: int) -> Iterator[tuple[bool, int]]:

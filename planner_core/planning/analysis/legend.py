@@ -17,7 +17,7 @@ from planner_core.core import (
     params_by_pattern,
     time_amount,
 )
-from planner_core.cost import DATA, IDLE, SHARD, axis_roles
+from planner_core.cost import DATA, IDLE, SHARD, TENSOR, axis_roles
 from planner_core.planning.fitting.for_tool import ToolPrice
 from planner_core.planning.methods import EXACT, FREE, OF_MEGATRON, megatron_fault_of_graph, tool_term
 from planner_core.planning.pricing import BUBBLE, EXPOSED_COMM, Speed, predict_reserved, split_pipeline_step
@@ -123,7 +123,7 @@ def describe_waits(plans: Iterable[Plan]) -> tuple[str, ...]:
 
 
 def describe_axes(plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Say what the names of the axes in the mesh of a row leave open: what `idle` means, and which weights others split."""
+    """Say what the names of axes leave open: what `idle` means, which weights they split, where samples are."""
     idle = [p.name for p in plans if IDLE in axis_roles(p)]
     rows: dict[str, list[str]] = {}
     for plan in plans:
@@ -131,6 +131,14 @@ def describe_axes(plans: Sequence[Plan]) -> tuple[str, ...]:
     says = [(names, says) for says, names in rows.items() if says]
     if idle:
         says.append((idle, "along an idle axis all GPUs do the same work, since a search may repeat work to send less"))
+    # Their micro-batch is of more ranks than the mesh says.
+    if dealt := [p.name for p in plans if any(axis_roles(p)[axis] in (TENSOR, IDLE) for axis in p.data_axes)]:
+        says.append(
+            (
+                dealt,
+                "samples are dealt along the tensor or idle axis too, where a part of the model takes whole weights",
+            )
+        )
     return tuple(f"{', '.join(names)}: {sentence}" for names, sentence in says)
 
 

@@ -58,7 +58,7 @@ METHODS: Mapping[str, Method] = {
             zero=0,
             uniform=True,
             chunks=True,
-            space="splits every matrix of a block on every mesh axis, and never the batch",
+            space="splits every matrix of a block on every mesh axis, and no product by samples",
         ),
         Method(
             name="alpa",
