@@ -59,6 +59,15 @@ def test_a_node_that_is_as_fast_as_all_that_repeat_its_work_is_named() -> None:
     assert told.endswith(": the others repeat the same work")
 
 
+def test_one_gpu_that_is_as_fast_as_all_that_repeat_its_work_is_named() -> None:
+    """A cluster of one GPU was none of the parts, and the sentence began without one: ` would take 93.52 ms, as all do`."""
+    asked = Request("vit-large", cluster="1x4-a100-pcie", layers=2, batch=7)
+    found = plan_model(asked, passes={"fewer GPUs": add_fewer_gpus})
+    (said,) = (note.sentence for note in found.notes if "repeat the same work" in note.sentence)
+    alone = plan_model(replace(asked, cluster="1x4-a100-pcie:gpus=1"), passes={}).best.cost.step_time_s
+    assert said.startswith(f"1 of these GPUs alone (1) would take {time_amount(alone)}")
+
+
 def test_the_step_of_the_part_is_that_of_its_own_plan() -> None:
     """The part was searched with the micro-batches that suit all 13 GPUs, eight of two samples: 2005 ms were told, and 975 are true."""
     asked = Request(model="llama-3-8b", batch=16, cluster="1x8-h100:gpus=13", recompute="auto", accumulate=None)

@@ -118,7 +118,9 @@ def note_fewer_gpus(
                 plan_by_part[name] = _plan_part(request, source, say, planner, most)
                 if timed and plan_by_part[name].fits:
                     most = min(most, plan_by_part[name].cost.step_time_s)  # the best part is told of
-    name, best = min(plan_by_part.items(), key=lambda item: item[1].preference, default=("", plan))
+    if not plan_by_part:
+        return ()
+    name, best = min(plan_by_part.items(), key=lambda item: item[1].preference)
     best_s, step_s = best.cost.step_time_s, plan.cost.step_time_s
     if not best.fits or best_s > longest_s:
         return ()
@@ -171,4 +173,6 @@ def _first_gpus(cluster: Cluster, gpus: int) -> Cluster | None:
         size = max(d for d in divisors(rest) if d <= level.size)
         rest //= size
         levels += [replace(level, size=size)] if size > 1 else []
-    return replace(cluster, levels=tuple(levels)) if rest == 1 and levels else None
+    # A cluster of one GPU has one level, of one.
+    levels = levels or [replace(cluster.levels[0], size=1)]
+    return replace(cluster, levels=tuple(levels)) if rest == 1 else None
