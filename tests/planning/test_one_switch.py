@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from planner_core.core import Block, Plan, load_cluster, parse_mesh
+from planner_core.core import Block, DeviceMesh, Plan, load_cluster, parse_mesh
+from planner_core.cost import micro_batch
 from planner_core.planning import Request, plan_model
 from planner_core.planning.fitting.baselines import NEARLY_LEAST, find_faster_baseline, plan_baselines
 from planner_core.planning.fitting.micro_batch_numbers import MicroBatchNumbers
@@ -125,3 +126,25 @@ def test_a_row_that_does_not_fit_is_shown_near_its_least_memory(method: str, lay
     least = Pricer("llama-3-8b", planner.cluster, 6).plan(stated)
     assert least is not None and not row.fits
     assert row.cost.memory_bytes["peak"] <= NEARLY_LEAST * least.cost.memory_bytes["peak"]
+
+
+@pytest.mark.parametrize(("method", "tokens", "size", "number"), [("megatron", "", 1, 8), ("megatron-sp", ",sp", 8, 1)])
+def test_a_row_that_does_not_fit_is_the_run_that_it_is_named_after(
+    method: str, tokens: str, size: int, number: int
+) -> None:
+    """Megatron-LM with sequence parallelism takes 39 GiB for Llama-3-70B in one micro-batch, whose gradients are not accumulated. Where the
+    chosen plan had eight, 65 were shown. And the row of ZeRO-1 kept the optimizer states of k_proj and v_proj whole."""
+    layers = 32
+    asked = Request("llama-3-70b", "8x8-h100", batch=64, seq=4096, layers=layers, memory_gb=5, accumulate=8)
+    planner = prepare_planner(asked)
+    numbers = MicroBatchNumbers(planner, None, lambda text: None, several=True)
+    mesh = DeviceMesh(("outer", "inner"), (8, 8))
+    (row,) = plan_baselines(planner, [mesh], "full", numbers, baselines={method: BASELINES[method]})
+    stated = Statement(
+        parse_layout(f"dp=8,tp=8{tokens},zero=1"), size, number, seq=4096, layers=layers, recompute="full"
+    )
+    run = Pricer("llama-3-70b", planner.cluster, 5).plan(stated)
+    assert run is not None and not row.fits
+    assert (micro_batch(row), row.workload["accumulate"]) == (size, number)
+    assert row.cost.memory_bytes["peak"] == pytest.approx(run.cost.memory_bytes["peak"], rel=1e-3)
+    assert row.cost.step_time_s == pytest.approx(run.cost.step_time_s, rel=0.01)

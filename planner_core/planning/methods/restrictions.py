@@ -71,6 +71,8 @@ class AxisRules(Restriction):
     ranks: int = field(default=1, kw_only=True)
     exempt: frozenset[int] = field(default=frozenset(), kw_only=True)
     """Ids of the parameters that pass in every state."""
+    one_optimizer: bool = field(default=False, kw_only=True)
+    """Whether the optimizer states of all matrices that can be sharded in ZeRO-1 are, where the network has that stage."""
     _input_dims: dict[str, DimByValue] = field(default_factory=dict, init=False, repr=False)  # by block
     _stream_values: dict[str, frozenset[int]] = field(default_factory=dict, init=False, repr=False)
 
@@ -92,6 +94,10 @@ class AxisRules(Restriction):
                 tests = [self._of_parameter(axis, read_by.get(number)) for axis in range(len(self.parameters))]
                 allowed = [t and [t(value, WeightState(*state)) for state in states.axis_states] for t in tests]
                 ok = _passing(states.index, allowed)
+                if self.one_optimizer and is_matrix(value):
+                    in_stage = np.array([WeightState(*state).stage == 1 for state in states.axis_states])
+                    sharded = ok & in_stage[states.index].any(axis=1)
+                    ok = sharded if sharded.any() else ok
                 if ok.any():  # a bias that cannot be sharded is not restricted
                     net.factors.append(allow_only(name, ok))
             elif name in factors:
@@ -325,15 +331,15 @@ def megatron_rules(stream: StreamTest) -> Restrict:
     """Return the rules of Megatron-LM.
 
     Products are sharded over the last mesh axis, where the residual stream passes the test `stream`. The first of two axes shards the
-    batch. On it the optimizer states may be sharded, as Megatron-LM's distributed optimizer does (ZeRO-1)."""
+    batch. On it the optimizer states are sharded where the request's space holds that, as Megatron-LM's distributed optimizer does
+    (ZeRO-1): those of all matrices, since one switch of the run does it."""
 
     def restrict(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
         if len(mesh.axis_sizes) == 1:
             return AxisRules(graph, (stream,), (is_used_in_parts,))
         if len(mesh.axis_sizes) == 2:
-            return AxisRules(
-                graph, (is_batch_split, stream), (sums_gradient_once, is_used_in_parts), ranks=mesh.axis_sizes[0]
-            )
+            tests = (sums_gradient_once, is_used_in_parts)
+            return AxisRules(graph, (is_batch_split, stream), tests, ranks=mesh.axis_sizes[0], one_optimizer=True)
         return None
 
     return restrict
