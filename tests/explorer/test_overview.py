@@ -206,7 +206,7 @@ def test_where_a_tools_plans_do_not_fit_no_sentence_speaks_of_all_plans() -> Non
 
 
 def test_a_plan_that_fits_and_whose_freed_blocks_do_not_is_told_the_same_everywhere(result: Result) -> None:
-    """Under "reserves all" the hover spoke of "this range"; the report said "fits yes" beside "more than the GPU has" and no more."""
+    """The row said "all", the report "tight" and the JSON "short"; the hover of "all" spoke of "this range"."""
     plan = result.best
     peak = plan.cost.memory_bytes["peak"]
     for tight in (True, False):
@@ -214,7 +214,7 @@ def test_a_plan_that_fits_and_whose_freed_blocks_do_not_is_told_the_same_everywh
         home = replace(result, planner=replace(result.planner, cluster=replace(result.cluster, gpu=gpu)))
         reserved = predict_reserved(plan, home.cluster)
         cell = table._memory_cell(plan, home)
-        assert reserved.short == tight == (cell["below"] == "all")
+        assert reserved.short == tight == (cell["below"] == "short") == (fits_mark(plan, home.cluster) == "short")
         assert ("this range" in cell["hover"]) != tight
         assert ("would reserve more than the GPU’s" in cell["hover"]) == tight
         assert reserved_text(reserved).startswith("its tensors fit, but PyTorch's allocator") == tight

@@ -181,7 +181,7 @@ def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
 
 
 def reserved_range(plan: Plan, reserved: ReservedMemory, unit: str = "") -> str:
-    """Write what the allocator reserves under a plan, in GiB: `58.1–66.4`, `74.1–79.6, tight` or `all`; empty where the plan does not fit.
+    """Write what the allocator reserves under a plan, in GiB: `58.1–66.4`, `74.1–79.6, tight` or `short`; empty if it does not fit.
 
     `unit`: what stands behind the range, where no head says it.
     """
@@ -190,15 +190,15 @@ def reserved_range(plan: Plan, reserved: ReservedMemory, unit: str = "") -> str:
     peak = plan.cost.memory_bytes["peak"]
     # The allocator never reserves less than the tensors take.
     low, high = (units.significant(max(peak, n) / units.GIB) for n in (reserved.low_bytes, reserved.high_bytes))
-    return "all" if reserved.short else f"{units.span(low, high)}{unit}{', tight' * reserved.tight}"
+    return "short" if reserved.short else f"{units.span(low, high)}{unit}{', tight' * reserved.tight}"
 
 
 def describe_reserved(short: bool, capacity: float) -> str:
     """Say what the words below a plan's memory mean; `short`: its tensors fit, and the blocks that the allocator keeps do not."""
     if short:
         return (
-            f"PyTorch’s allocator, which keeps freed blocks too, would reserve more than the GPU’s {units.memory(capacity)}: it must free "
-            "blocks and allocate them anew, which takes time that is not in the step."
+            f"Short: PyTorch’s allocator, which keeps freed blocks too, would reserve more than the GPU’s {units.memory(capacity)}: it "
+            "must free blocks and allocate them anew, which takes time that is not in the step."
         )
     return f"PyTorch’s allocator reserves this range for them in nine in ten published runs; it may take {units.memory(capacity)}."
 

@@ -26,11 +26,13 @@ from planner_core.planning.stages import STOCK_TOOL, may_use_stages
 
 BAND_WORDS = "from ... to: nine in ten published runs of such a kind were measured between these (assets/bands.json)"
 HOST_END = "the upper end is what a host may need to issue the kernels, whose pace was not measured on this stack"
-TIGHT = "tight"
-TIGHT_WORDS = (
-    "tight: the tensors fit, but PyTorch's allocator, which keeps freed blocks too, may need more than CUDA's context and NCCL's buffers "
-    "leave of the GPU; it then frees blocks and allocates anew, which takes time that is not in the step"
-)
+TIGHT, SHORT = "tight", "short"
+_FREES_BLOCKS = "it then frees blocks and allocates anew, which takes time that is not in the step"
+_ALLOCATOR = "the tensors fit, but PyTorch's allocator, which keeps freed blocks too,"
+FITS_WORDS = {
+    TIGHT: f"tight: {_ALLOCATOR} may need more than CUDA's context and NCCL's buffers leave of the GPU; {_FREES_BLOCKS}",
+    SHORT: f"short: {_ALLOCATOR} is likely to need more than the whole GPU has; {_FREES_BLOCKS}",
+}
 BUT_FOR_WAITS = "but for waits"
 WAITS_WORDS = "the work of its GPUs is proven the least; a plan with more of it might wait less for the host"
 ALL_COMM = "all comm is each collective by itself, also where computation hides it"
@@ -165,12 +167,16 @@ def describe_bands(rows: Iterable[tuple[str, Speed]]) -> str:
 
 def fits_mark(plan: Plan, cluster: Cluster) -> str:
     """Return what the column `fits` says of a plan. Example: tensors of 73.3 GiB fit in 79.6, of which the allocator may reserve 79.5."""
-    return "no" if not plan.fits else TIGHT if predict_reserved(plan, cluster).tight else "yes"
+    if not plan.fits:
+        return "no"
+    reserved = predict_reserved(plan, cluster)
+    return SHORT if reserved.short else TIGHT if reserved.tight else "yes"
 
 
-def describe_tight(plans: Iterable[Plan], cluster: Cluster) -> tuple[str, ...]:
-    """Say what `tight` in the column `fits` means, if a row has it."""
-    return (TIGHT_WORDS,) if any(fits_mark(p, cluster) == TIGHT for p in plans) else ()
+def describe_fits(plans: Iterable[Plan], cluster: Cluster) -> tuple[str, ...]:
+    """Say what `tight` and `short` in the column `fits` mean, if a row has them."""
+    marks = {fits_mark(p, cluster) for p in plans}
+    return tuple(words for mark, words in FITS_WORDS.items() if mark in marks)
 
 
 def exposed_and_bubble(plan: Plan) -> tuple[float, float]:

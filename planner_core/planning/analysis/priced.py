@@ -8,7 +8,7 @@ from typing import Any
 from planner_core.core import Cluster, Plan
 from planner_core.cost import zero_stage
 from planner_core.models import brings_inputs
-from planner_core.planning.analysis.legend import describe_bands, describe_fullest_ranks, describe_tight, fits_mark
+from planner_core.planning.analysis.legend import describe_bands, describe_fits, describe_fullest_ranks, fits_mark
 from planner_core.planning.analysis.reporting import (
     describe_micro_batches,
     describe_recomputation,
@@ -119,7 +119,7 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
         *([f"from ... to is not known: {priced.speed.band.why}"] if priced.speed.band.why else []),
         *([describe_bands([("stated", priced.speed)])] if priced.speed.band.host_s else []),
         *describe_fullest_ranks([replace(priced.plan, name="stated")]),
-        *describe_tight(filter(None, (priced.plan, priced.best)), priced.cluster),
+        *describe_fits(filter(None, (priced.plan, priced.best)), priced.cluster),
         "",
         f"a step is {parts}; limited by {priced.limited_by}",
         *([priced.fills] if priced.fills else []),
