@@ -28,7 +28,7 @@ from planner_core.runtime.program.collectives import Axis, Trace
 from planner_core.runtime.program.collectives.counter import CountCollectives
 from planner_core.runtime.program.operators.dropout import unit_seed
 from planner_core.runtime.program.setup import JointAxes, make_moves
-from planner_core.runtime.program.units import BackwardPass, RuntimeUnit, UnitCall, UnitWeight
+from planner_core.runtime.program.units import BackwardPass, RuntimeUnit, UnitCall, UnitSpec, UnitUse, UnitWeight
 from planner_core.runtime.program.weights import Weight
 
 _PROGRAM_NUMBERS = itertools.count()
@@ -56,7 +56,7 @@ class Engine:
         self.compile: Mapping[str, Any] | None = None
         self.written: names.EditableFunctions | None = None
 
-    def unit(self, spec: Any) -> RuntimeUnit:
+    def unit(self, spec: UnitSpec) -> RuntimeUnit:
         """Return the unit of a specification. Programs with equal specifications share it."""
         uses = [self._make_use(u) for u in spec.uses]
         key = (
@@ -69,7 +69,7 @@ class Engine:
             self.units[key] = RuntimeUnit(spec.name, uses, self.backward)
         return self.units[key]
 
-    def _make_use(self, u: Any) -> UnitWeight:
+    def _make_use(self, u: UnitUse) -> UnitWeight:
         weight, gather = self.by_name[u.parameter], make_moves(u.gather, self.axes)
         copied = bool(gather) or weight.cast_per_use
         return UnitWeight(
@@ -210,7 +210,7 @@ class BoundProgram:
             if getattr(value, "__code__", None) and value.__code__.co_filename == self.filename:
                 self.names[name] = existing
 
-    def _make_call(self, spec: Any) -> UnitCall:
+    def _make_call(self, spec: UnitSpec) -> UnitCall:
         unit = self.engine.unit(spec)
         function = self.names[spec.function]
         if self.engine.compile is not None:
@@ -226,7 +226,7 @@ class BoundProgram:
             # would do that too, and would import the compiler, as long as torch itself, for every run and export.
             function.__globals__["dispatched_experts"] = torch.compiler.disable(names.dispatched_experts)
             function = self.compiled.setdefault(spec.function, torch.compile(function, **self.engine.compile))
-        arguments = [u.argument for u in (*spec.uses, *spec.buffers)]
+        arguments = [*(u.argument for u in spec.uses), *(b.argument for b in spec.buffers)]
         weights = _weights_class(tuple(arguments)) if arguments else None
         call = UnitCall(unit, function, weights, spec.recompute, self.engine.unit_seed if spec.seeded else None)
         call.buffers = [(b.buffer, b.cuts) for b in spec.buffers]

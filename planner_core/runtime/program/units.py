@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from planner_core.core import Placements, Step
 from planner_core.runtime.program.buckets import message_key
 from planner_core.runtime.program.collectives import AxisMove, Trace, coalesced_launch
 from planner_core.runtime.program.gradients import (
@@ -45,6 +46,50 @@ from planner_core.runtime.program.weights import (
 )
 
 UnitFunction = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class UnitUse:
+    """How a unit uses a parameter, by its full name, and the steps that are taken outside of its function.
+
+    A gathered parameter has one such use for each operator; any other has one for all.
+    """
+
+    argument: str
+    parameter: str
+    gather: tuple[Step, ...]
+    reduce: tuple[Step, ...]
+    regather: bool
+    """Whether the parameter is gathered again for backward."""
+    saved_by_autograd: bool
+    """Whether autograd keeps the gathered parameter, or a view of it, for backward."""
+    trained: bool
+    """Whether the planned loss sends a gradient to it through this use."""
+
+
+@dataclass(frozen=True)
+class UnitBuffer:
+    """A buffer that a unit reads or writes (running statistics), as a view of this rank's part: its argument, its name, and the
+    cuts (axis, dim) that the placements ask for."""
+
+    argument: str
+    buffer: str
+    placements: Placements
+    cuts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class UnitSpec:
+    """A unit as the engine needs it: its name, function and weights, how it is recomputed, whether it draws random numbers, and
+    whether the planned loss sends a gradient through it."""
+
+    name: str
+    function: str
+    uses: tuple[UnitUse, ...]
+    buffers: tuple[UnitBuffer, ...]
+    recompute: str
+    seeded: bool
+    returns: bool
 
 
 @dataclass(frozen=True)

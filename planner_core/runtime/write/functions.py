@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner_core.core import Edge, Placements, Step
+from planner_core.runtime.program.units import UnitBuffer, UnitUse
 from planner_core.runtime.record import DEVICE, TapeCall
 from planner_core.runtime.record.tape import BUFFER, COMPUTED, PARAMETER, Ref
 from planner_core.runtime.write import operators
 from planner_core.runtime.write.expressions import RESERVED, NameScope, to_identifier
 from planner_core.runtime.write.moves import MoveTable
 from planner_core.runtime.write.placed_tape import PlannedTape
-from planner_core.runtime.write.specs import FunctionSource, PlacedConstant, UnitBuffer, UnitUse
+from planner_core.runtime.write.specs import FunctionSource, PlacedConstant
 from planner_core.runtime.write.syntax import (
     assign,
     attribute,

@@ -13,6 +13,7 @@ from planner_core.cost import unit_starts
 from planner_core.models.hooks import draws_random_numbers
 from planner_core.ops import writes_in_place
 from planner_core.runtime.program.engine import read_buffers
+from planner_core.runtime.program.units import UnitSpec
 from planner_core.runtime.record import CannotRewrite, TapeCall
 from planner_core.runtime.record.tape import BUFFER, COMPUTED, INPUT, PARAMETER, Tape
 from planner_core.runtime.write.calls import ForwardWriter
@@ -27,7 +28,7 @@ from planner_core.runtime.write.expressions import (
 from planner_core.runtime.write.functions import INSIDE, FunctionWriter, OuterSteps
 from planner_core.runtime.write.moves import MoveTable, split_weight_steps
 from planner_core.runtime.write.placed_tape import BlockCopy, PlannedTape
-from planner_core.runtime.write.specs import Program, UnitInstance, UnitSpec
+from planner_core.runtime.write.specs import Program, UnitInstance
 from planner_core.runtime.write.syntax import (
     assign,
     function,
