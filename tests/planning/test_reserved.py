@@ -13,8 +13,8 @@ from bench.support.published import memory
 from bench.support.published.reserved import TENSORS_ALONE, Fit, Peak, close_left_out, fit_peaks
 from planner_core.core import ASSETS, load_cluster
 from planner_core.planning import Request, plan_model
-from planner_core.planning.analysis import price_report, price_text
-from planner_core.planning.analysis.legend import describe_fits, fits_mark
+from planner_core.planning.analysis import price_report, price_text, text
+from planner_core.planning.analysis.legend import FITS_WORDS, TENSORS, describe_fits, fits_mark
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import (
     GATHERED_WEIGHTS,
@@ -117,6 +117,26 @@ def test_a_budget_is_not_the_memory_of_the_gpu() -> None:
     result = plan_model(replace(asked, memory_gb=peak * 1.001 / 1e9), passes={})
     reserved = predict_reserved(result.best, result.cluster)
     assert result.best.fits and not reserved.short and reserved.likely_bytes > result.planner.budget
+
+
+def test_fits_is_no_plain_yes_where_the_allocator_may_reserve_more_than_was_stated() -> None:
+    """`fits` said yes of 18.6 GiB in the 18.6 of `--memory-gb 20`, and two lines below the allocator had 19.5 reserved."""
+    cluster, stated = load_cluster("1x8-h100"), Statement(parse_layout("tp=8,sp"), layers=2)
+    plan = Pricer("llama-3-8b", cluster).plan(stated)
+    assert plan is not None
+    high_gb = predict_reserved(plan, cluster).high_bytes / 1e9
+    for memory_gb, mark in ((None, "yes"), (high_gb * 1.001, "yes"), (high_gb * 0.999, TENSORS)):
+        assert fits_mark(plan, cluster, memory_gb) == mark
+        assert describe_fits([plan], cluster, memory_gb) == (FITS_WORDS[TENSORS],) * (mark == TENSORS)
+        priced = price_text(price_statement(Pricer("llama-3-8b", cluster, memory_gb), stated, advise=False))
+        assert (FITS_WORDS[TENSORS] in priced) == (mark == TENSORS)
+
+
+def test_the_table_of_plans_tells_of_the_stated_memory() -> None:
+    asked = Request("llama-3-8b", cluster="2x8-h100", layers=2, mesh="16", batch=16, seq=512)
+    peak = plan_model(asked, passes={}).best.cost.memory_bytes["peak"]
+    result = plan_model(replace(asked, memory_gb=peak * 1.001 / 1e9), passes={})
+    assert FITS_WORDS[TENSORS] in text(result)
 
 
 def test_the_command_tells_it() -> None:

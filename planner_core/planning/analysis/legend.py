@@ -26,12 +26,13 @@ from planner_core.planning.stages import STOCK_TOOL, may_use_stages
 
 BAND_WORDS = "from ... to: nine in ten published runs of such a kind were measured between these (assets/bands.json)"
 HOST_END = "the upper end is what a host may need to issue the kernels, whose pace was not measured on this stack"
-TIGHT, SHORT = "tight", "short"
+TIGHT, SHORT, TENSORS = "tight", "short", "tensors"
 _FREES_BLOCKS = "it then frees blocks and allocates anew, which takes time that is not in the step"
 _ALLOCATOR = "the tensors fit, but PyTorch's allocator, which keeps freed blocks too,"
 FITS_WORDS = {
     TIGHT: f"tight: {_ALLOCATOR} may need more than CUDA's context and NCCL's buffers leave of the GPU; {_FREES_BLOCKS}",
     SHORT: f"short: {_ALLOCATOR} is likely to need more than the whole GPU has; {_FREES_BLOCKS}",
+    TENSORS: f"tensors: {_ALLOCATOR} knows of no stated memory and may reserve more than that",
 }
 BUT_FOR_WAITS = "but for waits"
 WAITS_WORDS = "the work of its GPUs is proven the least; a plan with more of it might wait less for the host"
@@ -165,17 +166,21 @@ def describe_bands(rows: Iterable[tuple[str, Speed]]) -> str:
     return f"{BAND_WORDS}; of {', '.join(hosted)} {HOST_END}" if hosted else BAND_WORDS
 
 
-def fits_mark(plan: Plan, cluster: Cluster) -> str:
-    """Return what the column `fits` says of a plan. Example: tensors of 73.3 GiB fit in 79.6, of which the allocator may reserve 79.5."""
+def fits_mark(plan: Plan, cluster: Cluster, memory_gb: float | None = None) -> str:
+    """Return what the column `fits` says of a plan. `memory_gb`: the memory that the request states, if it does.
+
+    Example: tensors of 73.3 GiB fit in 79.6, of which the allocator may reserve 79.5."""
     if not plan.fits:
         return "no"
     reserved = predict_reserved(plan, cluster)
-    return SHORT if reserved.short else TIGHT if reserved.tight else "yes"
+    if reserved.tight or reserved.short:
+        return SHORT if reserved.short else TIGHT
+    return "yes" if memory_gb is None or reserved.high_bytes <= memory_gb * 1e9 else TENSORS
 
 
-def describe_fits(plans: Iterable[Plan], cluster: Cluster) -> tuple[str, ...]:
-    """Say what `tight` and `short` in the column `fits` mean, if a row has them."""
-    marks = {fits_mark(p, cluster) for p in plans}
+def describe_fits(plans: Iterable[Plan], cluster: Cluster, memory_gb: float | None = None) -> tuple[str, ...]:
+    """Say what `tight`, `short` and `tensors` in the column `fits` mean, if a row has them."""
+    marks = {fits_mark(p, cluster, memory_gb) for p in plans}
     return tuple(words for mark, words in FITS_WORDS.items() if mark in marks)
 
 

@@ -94,14 +94,14 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
     if priced.plan is None or priced.speed is None:
         return "\n".join([head, "not legal for this model:", *priced.reasons])
     rows = [["", "step", "from", "to", f"{name_throughput(priced.plan)}/GPU", "MFU", "memory GiB", "fits"]]
-    rows += [_plan_row("stated", priced.plan, priced.speed, priced.cluster)]
+    rows += [_plan_row("stated", priced.plan, priced.speed, priced)]
     if priced.best is not None and priced.best_speed is not None:
         rows.append(
             _plan_row(
                 f"{_name_best(priced.best, priced.cluster)}: {priced.best.mesh}",
                 priced.best,
                 priced.best_speed,
-                priced.cluster,
+                priced,
             )
         )
     parts = ", ".join(f"{what} {format_seconds(s)}" for what, s in (priced.parts or {}).items())
@@ -119,7 +119,7 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
         *([f"from ... to is not known: {priced.speed.band.why}"] if priced.speed.band.why else []),
         *([describe_bands([("stated", priced.speed)])] if priced.speed.band.host_s else []),
         *describe_fullest_ranks([replace(priced.plan, name="stated")]),
-        *describe_fits(filter(None, (priced.plan, priced.best)), priced.cluster),
+        *describe_fits(filter(None, (priced.plan, priced.best)), priced.cluster, priced.memory_gb),
         "",
         f"a step is {parts}; limited by {priced.limited_by}",
         *([priced.fills] if priced.fills else []),
@@ -147,7 +147,7 @@ def _describe_choices(best: Plan, cluster: Cluster) -> str:
     return f"{_name_best(best, cluster)}: {choices}"
 
 
-def _plan_row(name: str, plan: Plan, speed: Speed, cluster: Cluster) -> list[str]:
+def _plan_row(name: str, plan: Plan, speed: Speed, priced: PricedRun) -> list[str]:
     return [
         name,
         format_seconds(speed.step_time_s),
@@ -155,7 +155,7 @@ def _plan_row(name: str, plan: Plan, speed: Speed, cluster: Cluster) -> list[str
         f"{speed.tokens_per_s_per_gpu:,.0f}",
         f"{100 * speed.mfu:.1f} %",
         format_peak_gib(plan),
-        fits_mark(plan, cluster),
+        fits_mark(plan, priced.cluster, priced.memory_gb),
     ]
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from planner_core.core import (
     BlockLabel,
-    Cluster,
     Note,
     NoteKind,
     Plan,
@@ -336,8 +335,9 @@ def format_peak_gib(plan: Plan) -> str:
     return f"{plan.cost.memory_bytes['peak'] / 2**30:.1f}"
 
 
-def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], cluster: Cluster, budget: Budget | None) -> str:
+def plans_table(result: Result, speeds: Sequence[Speed], budget: Budget | None) -> str:
     """One line per plan, whose parts add up to its step. Parts that no plan has are left out."""
+    plans = result.plans
     parts = [step_parts(p) for p in plans]
     shown = [name for name in parts[0] if any(row[name] for row in parts) or name in ("compute", "exposed comm")]
     rows = [
@@ -358,7 +358,7 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], cluster: Clust
                 *(format_seconds(row[name]) for name in shown),
                 format_seconds(p.cost.comm_time_s),
                 format_peak_gib(p),
-                fits_mark(p, cluster),
+                fits_mark(p, result.cluster, result.request.memory_gb),
                 proven_mark(p),
                 *([] if budget is None else budget.cells(speed, p.num_gpus)),
             ]
@@ -424,12 +424,12 @@ def text(
         *word_notes(result, word),
         *unknown,
         "",
-        plans_table(result.plans, speeds, c, budget),
+        plans_table(result, speeds, budget),
         proof_text(result.asked) + describe_open_gap(result).worded(word),
         describe_bands(zip((p.name for p in result.plans), speeds, strict=True)),
         *describe_waits(result.plans),
         *describe_axes(result.plans),
-        *describe_fits(result.plans, c),
+        *describe_fits(result.plans, c, result.request.memory_gb),
         describe_parts(result.plans),
         simulation_text(result.plans, times or simulate_steps(result)),
         f"how sure the order is: {result.choice.sentence}",

@@ -51,6 +51,7 @@ class PricedRun:
         best: The best plan of the same workload; where no plan fits, the one that needs least memory.
         about: Sentences about settings that decide the answer and may not have been stated.
         fills: A sentence about the memory of a plan that does not fit.
+        memory_gb: The memory per GPU that a plan may take, if it is stated, 10^9 bytes.
     """
 
     stated: Statement
@@ -68,6 +69,7 @@ class PricedRun:
     notes: tuple[str, ...] = ()
     about: tuple[str, ...] = ()
     fills: str = ""
+    memory_gb: float | None = None
 
     @property
     def legal(self) -> bool:
@@ -118,6 +120,7 @@ def price_statement(
         notes,
         describe_software(planner.graph, pricer.cluster, load, planner.budget),
         fills,
+        pricer.memory_gb,
     )
 
 
