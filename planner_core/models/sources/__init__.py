@@ -8,6 +8,7 @@ from planner_core import lazy_exports
 
 if TYPE_CHECKING:
     from planner_core.models.sources import huggingface
+    from planner_core.models.sources.adapters import is_in_four_bits
     from planner_core.models.sources.arguments import (
         argument_name,
         argument_state,

@@ -89,6 +89,11 @@ def _read_request(asked: Any) -> tuple[int, tuple[str, ...], float]:
     return asked["rank"], tuple(targets), float(alpha) / asked["rank"]
 
 
+def is_in_four_bits(config: Mapping[str, Any]) -> bool:
+    """Return whether a config asks for frozen weights in 4 bits."""
+    return (config.get(LORA) or {}).get("weights") == NF4
+
+
 def adapter_notes(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Write a note about frozen weights in 4 bits, if a config asks for them."""
-    return (NF4_NOTE,) if (config.get(LORA) or {}).get("weights") == NF4 else ()
+    return (NF4_NOTE,) if is_in_four_bits(config) else ()

@@ -25,7 +25,13 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import STANDIN_LOSS, CaptureError, Op, Plan, SitePlan, Value, named
 from planner_core.models.hooks import ModuleState
-from planner_core.models.sources import argument_name, is_unknown_input, lacks_samples, positional_names
+from planner_core.models.sources import (
+    argument_name,
+    is_in_four_bits,
+    is_unknown_input,
+    lacks_samples,
+    positional_names,
+)
 from planner_core.ops import rows
 from planner_core.runtime.mismatch import (
     PlanMismatch,
@@ -99,7 +105,7 @@ class PlannedForward:
     """
 
     def __init__(self, model: nn.Module, plan: Plan, axes: Sequence[Axis]) -> None:
-        if any("/LinearNF4" in site for block in plan.blocks.values() for site in block.sites):
+        if is_in_four_bits(plan.model["config"] or {}):
             raise PlanMismatch(
                 "the plan keeps frozen weights in 4 bits, which is priced and not run here; peft with bitsandbytes runs it, or plan ",
                 "without ",
