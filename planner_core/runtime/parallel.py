@@ -246,7 +246,8 @@ class Parallel:
             )
         if changed := self.frozen.describe_change():
             raise PlanMismatch(
-                f"{changed}, and generated code would not follow; set it before apply, keep it in a buffer, or give it to forward"
+                f"{changed}, and generated code would not follow; set it before apply, keep it in a buffer, give it to forward, or "
+                "keep it outside of the model if the loop only records it"
             )
         self._check_data()
         for name, weight in self.engine.weights.items():
