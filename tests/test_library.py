@@ -212,6 +212,17 @@ def test_a_priced_run_of_wrong_types_is_one_sentence(wrong: dict[str, Any]) -> N
         shardscope.price("gpt2-xl", **{"layout": "dp=16", **wrong})
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({}, "a layout is needed, such as dp="), ({"config": "ds.json"}, "price MODEL --config FILE")],
+)
+def test_a_run_without_a_layout_is_one_sentence(options: dict[str, Any], says: str) -> None:
+    """A team's script that gave a tool's file had a TypeError of Python's."""
+    with pytest.raises(shardscope.InputError) as raised:
+        shardscope.price("gpt2-xl", **options)
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
 def test_a_plan_of_a_module_in_memory_says_that_it_cannot_be_built_again(tmp_path: Path) -> None:
     module, inputs = own_model.make()
     plans = {p.name: p for p in shardscope.plan(module, inputs=inputs, cluster=TWO).plans}

@@ -218,7 +218,7 @@ def _note_sizes_of_config(result: Result, model: Any, options: Mapping[str, Any]
 def price(
     model: Any,
     *,
-    layout: str,
+    layout: str = "",
     cluster: ClusterLike = DEFAULT_CLUSTER,
     inputs: Any = None,
     batch: int | None = None,
@@ -258,10 +258,9 @@ def price(
         >>> priced.legal, priced.plan.mesh.axis_sizes
         (True, (2, 8))
     """
-    given_here = {"layout": layout, "batch": batch, "micro_batch": micro_batch, "accumulate": accumulate}
-    _check_types({**given_here, "memory_gb": memory_gb}, get_type_hints(price))
     _check_options(options, PriceOptions, "price")
     sizes = {"micro_batch": micro_batch, "accumulate": accumulate}
+    _check_types({"layout": layout, "batch": batch, "memory_gb": memory_gb, **sizes}, get_type_hints(price))
     given = {**options, **{name: n for name, n in sizes.items() if n is not None}}
     named = str(model) if isinstance(model, (str, Path)) else ""
 
@@ -410,9 +409,10 @@ _REFUSED = {
     ("front", "memory_gb"): "each of its points says its memory_bytes, and plan finds the best plan within a budget",
     ("front", "method"): "its points are of plans by any method",
     ("front", "layout"): "price says the time and memory of a layout",
+    ("price", "config"): "the command line reads a tool's file: python -m planner_core price MODEL --config FILE",
     ("front", "prove"): "its `exact` says whether its points are all there are",
 }
-"""What to do instead, by function, of options of `plan` that it would not follow."""
+"""What to do instead, by function, of options of `plan` or of the command line that it would not follow."""
 
 
 def _check_options(options: Mapping[str, Any], listed: type, function: str) -> None:

@@ -286,6 +286,8 @@ def weights_at_stage(stage: int) -> WeightTest:
 
 def parse_layout(text: str) -> Layout:
     """Read `dp=2,fsdp=8,tp=4,sp,zero=1`. Raises InputError for the first word that is wrong."""
+    if not text:
+        raise InputError("a layout is needed, such as dp=2,tp=8,sp")
     fields: dict[str, Any] = {}
     for word, value in _parse_words(text):
         if word in fields:
