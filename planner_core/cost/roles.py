@@ -3,7 +3,7 @@
     data     weights are Replicate on the axis           shard    weights are sharded, and gathered at use
     tensor   weights are used in shards                  context  weights are used whole, on a part of a sample
     expert   experts are dealt out, and most other weights are used whole
-    idle     its GPUs do the same work in most products
+    idle     its GPUs do the same work in all products, or in most layers
 
 An axis has the role that most of its weights give it. Example: FSDP on a 2 x 4 mesh shards every weight on both axes and gathers it, so the
 axes are `shard_outer` and `shard_inner`, for names must differ.
@@ -85,14 +85,16 @@ def _axis_role(blocks: Mapping[str, BlockPlan], axis: int) -> str:
     work = _split_of_products(blocks, axis)
     if role == DATA and in_parts and not work[_SAMPLES] + work[_TOKENS]:
         role = TENSOR  # what is used whole there is repeated, as attention by tools that split the feed-forward alone
+    queries = [
+        site.inputs[0].dst.forward[axis] for b in blocks.values() for _, site in _sites_of_kind(b, Kind.ATTENTION)
+    ]
     if role != TENSOR:
-        queries = [
-            site.inputs[0].dst.forward[axis] for b in blocks.values() for _, site in _sites_of_kind(b, Kind.ATTENTION)
-        ]
         # by tokens, or by heads that were exchanged for tokens
         split = [p for p in queries if isinstance(p, Shard) and p.dim > 0]
         return CONTEXT if 2 * len(split) > len(queries) or 2 * work[_TOKENS] > work.total() else role
-    return TENSOR if in_parts and 2 * work[_REPEATED] <= work.total() else IDLE
+    # The number of products does not say their work: one large head may be most of a model. Layers with attention are alike.
+    repeats = bool(queries) and 2 * work[_REPEATED] > work.total()
+    return TENSOR if in_parts and not repeats else IDLE
 
 
 def _split_of_products(blocks: Mapping[str, BlockPlan], axis: int) -> Counter[str]:
