@@ -173,7 +173,7 @@ def test_an_own_models_stages_are_priced_without_an_option(tmp_path: Path, capsy
     ("layout", "memory_gb", "wanted"),
     [
         ("dp=2,tp=2,pp=2", 13, "none"),
-        ("dp=2,tp=2,pp=2", 11.2, "selective"),
+        ("dp=2,tp=2,pp=2", 11.3, "selective"),
         ("dp=2,tp=2,pp=2", 10, "full"),
         ("fsdp=8", 11, "full"),
     ],
