@@ -45,7 +45,10 @@ def _show_plans(result: Result, plans: dict[str, Plan], chosen: str, plan: Plan)
     with right:
         methods_panel.show_methods(plans)
         choice.show_plans_table(result, plans, chosen)
-        searches.show_searches(result)
+        if methods_panel.is_searching():
+            state.cancel_jobs()  # both at once end late: the searches behind the answer begin anew once the methods stand
+        else:
+            searches.show_searches(result)
     st.markdown(f"### {frame.escape(recipe.layout_name(plan))}")
     home = current_setup.result_of(chosen, result)
     speed = spending.describe_speed(plan, table.speed_of(plan, home), state.training_budget(), home.cluster.num_gpus)

@@ -44,6 +44,12 @@ def known_plans() -> dict[str, Plan]:
     return {pins.format_pin("best", _settings_for(name)): r.searched for name, r in results.items() if r}
 
 
+def is_searching() -> bool:
+    """Tell whether a method that the visitor asked for is still to be planned."""
+    failed = st.session_state.get("methods_failed", {})
+    return _is_wanted() and any(r not in failed and not shared_plans.known_method(r) for r in _requests().values())
+
+
 def plan_next() -> None:
     """Plan by the next method that is not known, then run the page again. Call it last, when the page stands."""
     if not _is_wanted():
