@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from explorer.text import units, words
@@ -78,7 +78,12 @@ def distinct_names(plans: Mapping[str, Plan]) -> dict[str, str]:
     plans of one name differ is said first.
     """
     names = {n: layout_name(p) for n, p in plans.items()}
-    details = (_micro_batches, _recomputation_name, lambda p: ", ".join(_exceptions_of_axes(p)), words.full_mesh_words)
+    details: tuple[Callable[[Plan], tuple[str, ...]], ...] = (
+        lambda p: (_micro_batches(p),),
+        lambda p: (_recomputation_name(p),),
+        lambda p: tuple(_exceptions_of_axes(p)),
+        lambda p: (words.full_mesh_words(p),),
+    )
     # Each detail is asked of the names as they stand, so plans that the first tells apart get no second.
     for describe in details:
         by_name: dict[str, list[str]] = {}
@@ -86,8 +91,10 @@ def distinct_names(plans: Mapping[str, Plan]) -> dict[str, str]:
             by_name.setdefault(name, []).append(n)
         for name, alike in by_name.items():
             said = {n: describe(plans[n]) for n in alike}
-            if len(set(said.values())) > 1:
-                names |= {n: f"{name}, {text}" if text else name for n, text in said.items()}
+            common = set.intersection(*map(set, said.values()))
+            names |= {
+                n: ", ".join((name, *filter(None, (part for part in said[n] if part not in common)))) for n in alike
+            }
     return names
 
 

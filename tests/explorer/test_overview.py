@@ -306,6 +306,18 @@ def test_names_tell_plans_of_one_layout_apart_in_the_words_of_the_field(result: 
     assert recipe.distinct_names({"one": fsdp}) == {"one": "FSDP 16"}
 
 
+def test_a_name_says_only_what_tells_a_plan_from_those_of_its_layout(
+    monkeypatch: pytest.MonkeyPatch, result: Result
+) -> None:
+    """Of 17 samples three rows repeated "embedding and head split over 8" in names of five lines."""
+    exceptions = {"a": ["head split over 2", "both split over 8"], "b": ["both split over 8", "embedding split over 2"]}
+    plans = {n: replace(result.best, name=n) for n in exceptions}
+    monkeypatch.setattr(recipe, "layout_name", lambda plan: "CP 16, mixed")
+    monkeypatch.setattr(recipe, "_exceptions_of_axes", lambda plan: exceptions[plan.name])
+    names = recipe.distinct_names(plans)
+    assert names == {"a": "CP 16, mixed, head split over 2", "b": "CP 16, mixed, embedding split over 2"}
+
+
 def test_a_name_is_one_short_line(result: Result) -> None:
     for plan in (*result.plans, *planned(Request("mixtral-8x7b", cluster="8x8-h100", batch=64)).plans):
         assert len(recipe.layout_name(plan)) <= recipe.MAX_NAME_LENGTH and "over" not in recipe.layout_name(plan)
