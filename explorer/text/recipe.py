@@ -92,9 +92,8 @@ def distinct_names(plans: Mapping[str, Plan]) -> dict[str, str]:
         for name, alike in by_name.items():
             said = {n: describe(plans[n]) for n in alike}
             common = set.intersection(*map(set, said.values()))
-            names |= {
-                n: ", ".join((name, *filter(None, (part for part in said[n] if part not in common)))) for n in alike
-            }
+            for n in alike:
+                names[n] = ", ".join((name, *(part for part in said[n] if part and part not in common)))
     return names
 
 

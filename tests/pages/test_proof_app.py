@@ -106,8 +106,8 @@ def test_the_line_settles_when_the_gap_is_closed(monkeypatch: pytest.MonkeyPatch
     assert known is not None and known.plans is proven.plans
 
 
-def test_plans_of_less_memory_come_behind_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The five rows of the first page had none of less memory than FSDP where the answer fits without recomputation."""
+def delay_less_memory(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let the search for less memory wait for the event that is returned."""
     drawn = threading.Event()
 
     def search(result: Result, progress: Progress) -> Result:
@@ -115,6 +115,12 @@ def test_plans_of_less_memory_come_behind_the_first_answer(monkeypatch: pytest.M
         return add_less_memory(result, progress)
 
     improve_by(monkeypatch, LESS_MEMORY_SEARCH, search)
+    return drawn
+
+
+def test_plans_of_less_memory_come_behind_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The five rows of the first page had none of less memory than FSDP where the answer fits without recomputation."""
+    drawn = delay_less_memory(monkeypatch)
     at = AppTest.from_file(ENTRY)
     at.query_params.update({**REQUEST, "batch": "32"})
     at.run()
@@ -126,13 +132,7 @@ def test_plans_of_less_memory_come_behind_the_first_answer(monkeypatch: pytest.M
 
 def test_plans_says_what_is_searched_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans, opened by a link, never had a plan with stages; opened after Overview its choice jumped to one, and a row was gone."""
-    drawn = threading.Event()
-
-    def search(result: Result, progress: Progress) -> Result:
-        drawn.wait()
-        return add_less_memory(result, progress)
-
-    improve_by(monkeypatch, LESS_MEMORY_SEARCH, search)
+    drawn = delay_less_memory(monkeypatch)
     at = open_page("plans", **REQUEST | {"batch": "32"})
     assert not at.exception and "Looking for less memory" in captions(at)
     drawn.set()

@@ -44,17 +44,22 @@ def known_plans() -> dict[str, Plan]:
     return {pins.format_pin("best", _settings_for(name)): r.searched for name, r in results.items() if r}
 
 
+def _failed() -> dict[Request, str]:
+    """Return why a method has no plan, for each request of this visitor that failed."""
+    failed: dict[Request, str] = st.session_state.setdefault("methods_failed", {})
+    return failed
+
+
 def is_searching() -> bool:
     """Tell whether a method that the visitor asked for is still to be planned."""
-    failed = st.session_state.get("methods_failed", {})
-    return _is_wanted() and any(r not in failed and not shared_plans.known_method(r) for r in _requests().values())
+    return _is_wanted() and any(r not in _failed() and not shared_plans.known_method(r) for r in _requests().values())
 
 
 def plan_next() -> None:
     """Plan by the next method that is not known, then run the page again. Call it last, when the page stands."""
     if not _is_wanted():
         return
-    failed: dict[Request, str] = st.session_state.setdefault("methods_failed", {})
+    failed = _failed()
     for name, request in _requests().items():
         if request in failed:
             st.caption(f"{settings.METHODS[name]}: {frame.escape(failed[request])}")
