@@ -29,10 +29,10 @@ from planner_core.exporters.configs.common import gradient_dtype, stated_run, st
 from planner_core.models import load_plan_graph
 from planner_core.planning import (
     Planner,
-    Request,
     follow_tp_layout,
     note_unknown_host,
     prepare_planner,
+    request_of,
     with_recompute,
 )
 from planner_core.planning.methods import (
@@ -208,7 +208,7 @@ def price_file(
     setup = _read_written(plan, text)
     layout = parse_layout(options["layout"]) if "layout" in options else setup.layout
     other_options = {name: value for name, value in options.items() if name != "layout"}
-    stated, _ = pricer.state_run(layout, setup.override_options(layout, other_options))
+    stated, _ = pricer.stated_model.state_run(layout, setup.override_options(layout, other_options))
     stated = pricer.deal_stages(setup, stated)
     check_statement(stated, cluster)
     stated_plan = pricer.plan(stated, "by degrees")
@@ -270,18 +270,7 @@ def data_parallel_plans(plan: Plan, names: Collection[str] = ("DDP", "FSDP2")) -
 
 def _planner_of(plan: Plan, recompute: str | None = None) -> Planner:
     """Return the planner of the plan's workload: with the plan's own choice of recomputation, or with another policy in every layer."""
-    load = plan.workload
-    request = Request(
-        str(plan.model["name"]),
-        cluster=dict(plan.cluster),
-        batch=load["batch"],
-        seq=load["seq"],
-        dtype=load["dtype"],
-        optimizer=load["optimizer"],
-        recompute=load["recompute"],
-        accumulate=load.get("accumulate", 1),
-        offload=bool(load.get("offload")),
-    )
+    request = request_of(workload_of(plan), str(plan.model["name"]), dict(plan.cluster))
     planner = prepare_planner(request, load_plan_graph(plan)).changed(
         # The forms make each product at once (`api._unsupported_features`), so their price has no chunks. And each plan has the ZeRO stage
         # that its layout or its form states, not that of the given plan: a planner's own bounds it from above.

@@ -139,6 +139,18 @@ class Request(Software):
         )
 
 
+def request_of(run: Software, model: str, cluster: Mapping[str, Any], **others: Any) -> Request:
+    """Return the request for a run of a model: a `Statement`, or the workload of a plan. `others`: options in place of the run's own.
+
+    A layout states the ZeRO stage, and its degrees count the samples of a rank, so a request for a run asks for neither."""
+    options = {n: getattr(run, n) for n in RUN_OPTIONS if hasattr(run, n)}
+    return Request(model, cluster, **{**options, **others})
+
+
+RUN_OPTIONS = frozenset(f.name for f in fields(Request) if f.name in OPTIONS) - {"layout", "micro_batch", "zero"}
+"""What a run of a known layout asks for, by name."""
+
+
 def with_default_batch(request: Request, cluster: Cluster) -> Request:
     """Return the request with the samples of a step, where it does not state them and no example inputs fix them.
 

@@ -22,6 +22,7 @@ from planner_core.cli.options import name_flags
 from planner_core.core import DeviceMesh, Edge, InputError, ParamPlan, Plan, R, SitePlan, State, load_cluster, load_plan
 from planner_core.cost import zero_stage
 from planner_core.exporters.api import export, export_text, nearest_text
+from planner_core.exporters.nearest import data_parallel_plans
 from planner_core.exporters.remarks import Remark, RemarkKind, data_option
 from planner_core.planning import Request, plan_model
 from planner_core.planning.methods import parse_layout
@@ -344,6 +345,19 @@ def test_the_nearest_plan_shards_weights_whatever_the_zero_stage_of_the_given_on
     assert priced is not None and near is not None
     assert near.peak_bytes == priced.cost.memory_bytes["peak"]
     assert near.step_time_s == pytest.approx(priced.cost.step_time_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("software", [{"loss": "fused"}, {"attention": "math"}, {"stack": "megatron"}])
+def test_the_nearest_plan_runs_the_software_of_the_given_one(software: dict[str, Any]) -> None:
+    """A plan that FSDP2 holds is its own nearest one, so both have one price, whatever kernels run it.
+
+    With a fused loss the form was said to need 11.9 GB, where the plan and its `price` had 8.7 GB: operators kept what torch's do."""
+    stated = Statement(parse_layout("fsdp=8"), seq=512, layers=2, **software)
+    plan = pricer("llama-3-8b", "1x8-h100").plan(stated)
+    assert plan is not None
+    ((_, cost),) = data_parallel_plans(plan, ["FSDP2"])
+    assert cost.peak_bytes == cost.plan_peak_bytes
+    assert cost.step_time_s == pytest.approx(cost.plan_step_time_s, rel=1e-12)
 
 
 def test_a_launch_has_as_many_processes_as_a_node_has_gpus() -> None:

@@ -39,7 +39,7 @@ def price_exported(plan: Plan, tool: str, folder: Path, request: Request) -> Pri
         ranks, accumulate = setup.layout.data, int(plan.workload["accumulate"])
         sizes |= {"micro_batch": plan.workload["batch"] // ranks // accumulate, "accumulate": accumulate}
     pricer = Pricer(request.model, cluster)
-    stated, _ = pricer.state_run(setup.layout, setup.override_options(setup.layout, sizes))
+    stated, _ = pricer.stated_model.state_run(setup.layout, setup.override_options(setup.layout, sizes))
     return price_statement(pricer, stated, advise=False)
 
 
@@ -142,7 +142,7 @@ def test_no_file_of_a_tool_is_faster_than_its_bound(tool: str, tmp_path: Path) -
         (tmp_path / f"one{suffix}").write_text(text)
         setup = read_setup(tmp_path / f"one{suffix}", 4)
         given = {"layers": asked.layers, "seq": asked.seq, **options}
-        stated, _ = pricer.state_run(setup.layout, setup.override_options(setup.layout, given))
+        stated, _ = pricer.stated_model.state_run(setup.layout, setup.override_options(setup.layout, given))
         plan = price_statement(pricer, stated, advise=False).plan
         assert plan is not None and stated.batch == asked.batch
         assert not plan.fits or plan.cost.gpu_time_s >= best.bound * (1 - PRICE_ROUNDING), text

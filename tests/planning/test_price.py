@@ -282,7 +282,7 @@ def test_a_step_has_the_batch_of_a_plan_where_no_size_is_stated(
 ) -> None:
     """16 samples, or the nearest number that the ranks share; a note says what is assumed, unless the size was stated."""
     pricer = Pricer("llama-3-8b", load_cluster("2x8-h100"))
-    stated, notes = pricer.state_run(parse_layout(layout), options)
+    stated, notes = pricer.stated_model.state_run(parse_layout(layout), options)
     assert (stated.micro_batch, stated.accumulate) == sizes
     assert len(notes) == ("micro_batch" not in options)
     assert all(f"a step has {stated.batch} samples" in n for n in notes)

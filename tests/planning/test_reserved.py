@@ -95,7 +95,7 @@ def test_a_file_of_a_tool_is_not_of_a_plan_as_it_runs(text: str) -> None:
     cluster = load_cluster("1x8-h100")
     setup = read_text(text, "config", cluster.num_gpus, Path("run.yaml"))
     pricer = Pricer("llama-3-8b", cluster)
-    stated, _ = pricer.state_run(setup.layout, {**setup.options, "layers": 2})
+    stated, _ = pricer.stated_model.state_run(setup.layout, {**setup.options, "layers": 2})
     plan = pricer.plan(stated)
     assert plan is not None and predict_reserved(plan, cluster).kind == GATHERED_WEIGHTS
 

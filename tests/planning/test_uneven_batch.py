@@ -80,7 +80,7 @@ def test_the_default_batch_grows_with_the_cluster_for_a_plan_and_a_price(
     """The page planned 64 samples on 64 GPUs, the command line and Python 16; and with four micro-batches four times as many as `price`."""
     planner = prepare_planner(Request("llama-3-8b", cluster=cluster, layers=1, seq=256, accumulate=accumulate))
     assert planner.workload.batch == batch
-    stated, _ = Pricer("llama-3-8b", load_cluster(cluster)).state_run(
+    stated, _ = Pricer("llama-3-8b", load_cluster(cluster)).stated_model.state_run(
         parse_layout("dp=2,tp=4"), {"accumulate": accumulate}
     )
     assert stated.batch == batch

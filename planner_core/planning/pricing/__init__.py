@@ -11,7 +11,7 @@ from planner_core.planning.pricing.bands import (
 from planner_core.planning.pricing.configs.dealt_stages import nearest_settings
 from planner_core.planning.pricing.configs.fields import Setup
 from planner_core.planning.pricing.configs.reading import FORMATS, read_setup, read_text
-from planner_core.planning.pricing.price import BUBBLE, EXPOSED_COMM, Pricer, check_statement, split_pipeline_step
+from planner_core.planning.pricing.price import Pricer, check_statement
 from planner_core.planning.pricing.published import (
     FITS,
     ONE_RANK_FILE,
@@ -28,7 +28,15 @@ from planner_core.planning.pricing.reserved import (
     ReservedMemory,
     predict_reserved,
 )
-from planner_core.planning.pricing.run import EXIT_NOT_LEGAL, PricedRun, price_statement
-from planner_core.planning.pricing.software import describe_software
-from planner_core.planning.pricing.speed import Budget, Speed, count_model_flops, measure_speed, name_throughput
+from planner_core.planning.pricing.run import EXIT_NOT_LEGAL, PricedRun, describe_software, price_statement
+from planner_core.planning.pricing.speed import (
+    BUBBLE,
+    EXPOSED_COMM,
+    Budget,
+    Speed,
+    count_model_flops,
+    measure_speed,
+    name_throughput,
+    split_pipeline_step,
+)
 from planner_core.planning.pricing.statement import STATED_OPTIONS, Statement

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner_core.core import (
+    ITEM_BYTES,
     Cluster,
+    Graph,
     NoPlanFits,
     Note,
     Plan,
@@ -18,6 +20,7 @@ from planner_core.core import (
     nearest_multiple,
     slow_dtype_notes,
 )
+from planner_core.cost import MATH, attentions_by_kernel, why_math
 from planner_core.planning.fitting.host_waits import note_unknown_host
 from planner_core.planning.fitting.shortage import describe_memory
 from planner_core.planning.methods import (
@@ -27,9 +30,8 @@ from planner_core.planning.methods import (
     operator_faults,
     undecided_fault,
 )
-from planner_core.planning.pricing.price import Pricer, check_statement, limiting_resource, split_step
-from planner_core.planning.pricing.software import describe_software
-from planner_core.planning.pricing.speed import Speed
+from planner_core.planning.pricing.price import Pricer, check_statement
+from planner_core.planning.pricing.speed import Speed, limiting_resource, split_step
 from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.pricing.suggest import Suggestion, find_suggestions, other_cp_types
 from planner_core.planning.request import rare_collections
@@ -161,6 +163,57 @@ def _stack_note(stated: Statement, workload: Workload) -> tuple[str, ...]:
         " prices what PyTorch runs today",
     )
     return (note,)
+
+
+# --- what sets an answer and was perhaps not asked for ----------------------------------------------------
+
+
+def describe_software(graph: Graph, cluster: Cluster, workload: Workload, budget: float) -> tuple[str, ...]:
+    """Sentences about the software of a workload on a cluster. `budget`: bytes per GPU that a plan may take."""
+    software, ops_by_kernel = workload.resolved(), attentions_by_kernel(graph, cluster.gpu, workload)
+    item, memory = ITEM_BYTES[workload.dtype], cluster.gpu.memory_bytes
+    gradients = "float32" if workload.gradient_item(item) > item else workload.dtype
+    share = f", {budget / memory:.0%} of the GPU's" if budget < memory else ""
+    loss = _describe_loss(workload)
+    attention = f"attention {' and '.join(ops_by_kernel)}, " if ops_by_kernel else ""
+    mode = "compiled" if workload.compiled else "eager"
+    lines = [
+        f"{attention}optimizer {software.optimizer_kernels}, {mode}, {loss}, gradients in {gradients}; a plan may take "
+        f"{budget / 2**30:.1f} GiB{share}"
+    ]
+    for block, op in ops_by_kernel.get(MATH, [])[:1]:
+        where = block.name or "the model"
+        lines.append(
+            f"attention of {where} runs torch's math kernel in float32, which keeps its scores: {why_math(op, block)}"
+        )
+    return (*lines, *(_describe_own_attention(graph) if not ops_by_kernel else ()))
+
+
+def _describe_own_attention(graph: Graph) -> tuple[str, ...]:
+    """Return a sentence about attention that the model's code computes by products and a softmax, as GPT-OSS with its sinks: such operators
+    keep the scores, and no kernel of attention takes their place."""
+    seq = graph.workload["seq"]
+    for name, block in graph.blocks.items():
+        for op in block.ops:
+            # Scores have the dims sample, head, query and key, with a key more where there are sinks; a router's softmax has fewer dims.
+            scores = block.values[op.outputs[0]].meta if op.fn == "softmax" else None
+            if scores is not None and len(scores.shape) == 4 and min(scores.shape[-2:]) >= seq:
+                size = " x ".join(f"{n:,}" for n in scores.shape[1:])
+                return (
+                    f"attention of {name} is made of products and a softmax in the model's own code, which keep scores of {size} for each "
+                    "sample and layer; no stated kernel takes their place, and a program that has one takes less time and memory",
+                )
+    return ()
+
+
+def _describe_loss(workload: Workload) -> str:
+    """Return how the loss of logits runs."""
+    loss = workload.resolved().loss
+    if loss != "eager":
+        return f"loss {loss}"
+    if workload.compiled:
+        return "loss compiled" if workload.loss is None else "loss not compiled"
+    return "loss as the model's code has it"
 
 
 # --- why a run is not legal ----------------------------------------------------------------------------------

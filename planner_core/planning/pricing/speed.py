@@ -1,4 +1,4 @@
-"""Express the speed of a plan in common figures: tokens per second and GPU, model FLOPs utilisation, a band, money.
+"""Express the speed of a plan in common figures: tokens per second and GPU, model FLOPs utilisation, a band, money, what a step waits for.
 
 Model FLOPs are those of matrix products and attention, forward and backward, without recomputation. With a causal mask only
 the computed half counts. Model FLOPs per second, divided by the GPU's peak in the dtype of training, are the utilisation (MFU).
@@ -11,11 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner_core.core import OPTIONS, Block, Cluster, Graph, InputError, Plan, named
+from planner_core.cost import WAITED, cost_model, exposed_parts
 from planner_core.ops import work_of
+from planner_core.planning.planner import Planner
 from planner_core.planning.pricing.bands import UNKNOWN_BAND, Band, time_band
 
 SECONDS_PER_DAY = 86_400
 SECONDS_PER_HOUR = 3_600
+COMPUTE, EXPOSED_COMM, WEIGHT_TRAFFIC, OPTIMIZER, MEMORY = "compute", "waits", "weight traffic", "optimizer", "memory"
+BUBBLE, OUTSIDE, HOST = "bubble", "outside", "host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +113,41 @@ def _peak_flops(cluster: Cluster, dtype: str) -> float:
     """FLOP/s by the vendor's data sheet; for a dtype without an entry, the slowest."""
     peaks = dict(cluster.gpu.peak_flops)
     return peaks.get(dtype, min(peaks.values()))
+
+
+def split_step(plan: Plan, planner: Planner) -> dict[str, float]:
+    """Split the seconds of a step by the resource that it waits for. The parts add up to the step."""
+    if plan.pipeline:
+        return split_pipeline_step(plan)
+    model = cost_model(planner.cluster, plan.mesh, planner.workload)
+    exposed = exposed_parts(plan.blocks, planner.graph, model, planner.coarse)
+    waits = sum(e.seconds for e in exposed if e.why == WAITED)
+    return {
+        COMPUTE: plan.cost.gpu_compute_s,
+        EXPOSED_COMM: waits,
+        WEIGHT_TRAFFIC: sum(e.seconds for e in exposed) - waits,
+        OPTIMIZER: plan.cost.optimizer_time_s,
+        **_idle_parts(plan),
+    }
+
+
+def split_pipeline_step(plan: Plan) -> dict[str, float]:
+    """Split the step of a plan with stages on its busiest rank. The bubble, in which it waits for other stages, is a part of its own."""
+    cost = plan.cost
+    bubble = cost.pipeline.bubble_s if cost.pipeline else 0.0
+    waits = max(0.0, cost.exposed_comm_time_s - bubble)
+    parts = {COMPUTE: cost.gpu_compute_s, EXPOSED_COMM: waits, OPTIMIZER: cost.optimizer_time_s, **_idle_parts(plan)}
+    # Files of plans that are older than this sum have a mean over ranks as their bubble, which may be more than what is left.
+    return {**parts, BUBBLE: min(bubble, cost.exposed_comm_time_s)}
+
+
+def _idle_parts(plan: Plan) -> dict[str, float]:
+    """Return the seconds in which the GPU has no work, where there are any: it waits for the host, or for a loader and a logger."""
+    return {what: s for what, s in ((HOST, plan.cost.host_wait_s), (OUTSIDE, plan.cost.outside_time_s)) if s}
+
+
+def limiting_resource(plan: Plan, planner: Planner) -> str:
+    """Return the resource that a step waits for most, or memory if the plan does not fit."""
+    # Seconds outside of the GPU's work are a line of their own and no plan changes them, so they never name what limits a run.
+    parts = {what: s for what, s in split_step(plan, planner).items() if what != OUTSIDE}
+    return max(parts, key=lambda what: parts[what]) if plan.fits else MEMORY
