@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from planner_core.core import (
@@ -46,7 +47,7 @@ from planner_core.planning.fitting.host_waits import (
     note_unknown_host,
     say_why_shorter,
 )
-from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers, leaves_number_open
 from planner_core.planning.fitting.micro_batch_size import choose_for_micro_batch_size, keep_micro_batch_size
 from planner_core.planning.fitting.micro_batches import ShowFirst, choose_micro_batches
 from planner_core.planning.fitting.shortage import (
@@ -63,11 +64,13 @@ from planner_core.planning.fitting.simpler import prefer_simpler
 from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
 from planner_core.planning.methods import (
     BASELINES,
+    EXACT,
     METHODS,
-    OWN_WORKLOAD,
     Method,
+    note_own_workload,
     note_recompute,
     note_schedule,
+    note_shared_workload,
     parse_layout,
 )
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
@@ -140,10 +143,14 @@ def choose_step(
     Raises PlannerError, and NoPlanFits if no plan fits the memory budget that the user gave.
     """
     free: FreeBest | None = None
+    notes: tuple[Note, ...] = ()
+    aim = METHODS.get(request.method, EXACT).describe_aim(request.objective)
     try:
         if request.micro_batch is not None:
             planner, chosen = choose_for_micro_batch_size(request, graph, say)
             show_first(planner, chosen)
+        elif aim is not None and request.bounding_tool is None:
+            planner, chosen, notes = _choose_for_other_aim(request, graph, say, like, show_first)
         elif request.bounding_tool is None:
             planner, chosen = searched or choose_micro_batches(request, graph, say, like=like, show_first=show_first)
         else:
@@ -155,7 +162,31 @@ def choose_step(
         raise error.with_memory() from None
     # What fills the memory is found by a walk through every layer: for the plan that is shown, not for each that was tried.
     chosen = replace(chosen, notes=(*chosen.notes, *note_memory(chosen, planner)))
-    return Draft(request, graph, planner, chosen, say, free)
+    return Draft(request, graph, planner, chosen, say, free, notes)
+
+
+def _choose_for_other_aim(
+    request: Request, graph: GraphSource, say: Progress, like: Planner | None, show_first: ShowFirst
+) -> tuple[Planner, Plan, tuple[Note, ...]]:
+    """Return the planner and the plan of a request that makes something else least than the step's time, and a note on its workload.
+
+    The number of micro-batches and the recomputation that it leaves open are those of the plan of least time, as in `compare_methods`: with
+    its own, a plan of the least communication does the same work on all GPUs, in micro-batches small enough. If no plan fits so, they are
+    searched with the plan itself. Raises NoPlanFits and InputError.
+    """
+    if not leaves_number_open(request, graph) and request.recompute != "auto":
+        return *choose_micro_batches(request, graph, say, like=like, show_first=show_first), ()
+    title = METHODS[request.method].title if METHODS[request.method].objective else "the least communication"
+    with suppress(NoPlanFits):
+        quickest = choose_step(replace(request, method=EXACT.name, objective="time", prove=False), graph, say, like)
+        known = quickest.planner.request
+        shared = replace(request, batch=known.batch, accumulate=known.accumulate, recompute=known.recompute)
+        if quickest.chosen.fits:
+            planner, plan = choose_micro_batches(shared, graph, say, like=quickest.planner)
+            if plan.fits:
+                show_first(planner, plan)
+                return planner, plan, (note_shared_workload(planner.workload, title),)
+    return *choose_micro_batches(request, graph, say, like=like, show_first=show_first), (note_own_workload(title),)
 
 
 def close_gap(draft: Draft) -> tuple[Draft, str]:
@@ -294,7 +325,7 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
     seq = asked.seq is None and not isinstance(draft.source, Graph) and not brings_inputs(asked.model)
     first = (*first, *note_default_sizes(planner.workload, planner.cluster.num_gpus, batch=batch, seq=seq))
     unknown_host = note_unknown_host(chosen, planner.graph) if chosen.fits else ()
-    notes = (*first, *chosen_notes, *unknown_host, *map(Note, sentences))
+    notes = (*draft.notes, *first, *chosen_notes, *unknown_host, *map(Note, sentences))
     # No later pass reads what was built for the search, which takes most of the memory.
     return replace(draft, notes=notes, planner=planner.changed()), f"{len(notes)} notes"
 
@@ -417,12 +448,12 @@ def plan_model(
 
 
 def _describe_method(result: Result, method: Method) -> Result:
-    """Return the result of a paper's method with notes on what its plan is, and why its row of a comparison may be another plan."""
+    """Return the result of a paper's method with a note on what its plan is."""
     if not method.objective:
         return result
     best, *others = result.plans
     best = replace(best, notes=(method.admits, *best.notes))
-    return replace(result, plans=(best, *others), notes=(*result.notes, OWN_WORKLOAD))
+    return replace(result, plans=(best, *others))
 
 
 def _choose_stages_alone(request: Request, error: NoPlanFits, graph: GraphSource, say: Progress) -> Draft:

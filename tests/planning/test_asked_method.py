@@ -8,11 +8,13 @@ import pytest
 
 from explorer.analysis.shortlist import shortlist
 from explorer.text.recipe import describe_gap, layout_name
-from planner_core.core import DeviceMesh, Plan
+from planner_core.core import DeviceMesh, NoPlanFits, NoteKind, Plan
 from planner_core.planning import plan_ids
 from planner_core.planning.analysis.legend import is_slowed
 from planner_core.planning.analysis.reporting import first_plan_text, plan_report, plan_summary, text
-from planner_core.planning.methods import METHODS, OWN_WORKLOAD
+from planner_core.planning.derived.comparison import compare_methods
+from planner_core.planning.methods import METHODS, note_own_workload, note_shared_workload
+from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from planner_core.planning.result import Result
 from planner_core.search import search_within_budget
@@ -79,17 +81,54 @@ def test_a_proof_says_of_what_it_is(asked: tuple[Result, str, str]) -> None:
     result, aim, scope = asked
     said = text(result)
     assert f"proven, of best: the {aim} within {scope}" in said and "none is better" not in said
-    assert ("depends on where it is asked for" in said) == bool(result.request.method != "exact")
 
 
-def test_a_program_reads_what_a_method_is_and_why_another_door_has_another_plan(asked: tuple[Result, str, str]) -> None:
-    """`plan --method tap --json` gave 1516 ms without a word, where `compare` gives 591."""
+def test_a_program_reads_what_a_method_is(asked: tuple[Result, str, str]) -> None:
     result, report = asked[0], plan_report(asked[0])
     of_paper = result.request.method != "exact"
-    assert (str(OWN_WORKLOAD) in report["notes"]) == of_paper
     first = METHODS[result.request.method].admits.sentence
-    assert (first in report["plans"][0]["notes"]) == of_paper
-    assert text(result).count(str(OWN_WORKLOAD)) == text(result).count(f"\n{first}") == of_paper
+    assert (first in report["plans"][0]["notes"]) == of_paper == text(result).count(f"\n{first}")
+
+
+@pytest.mark.parametrize(("memory_gb", "batch"), [(None, 16), (7, 64)], ids=["ample memory", "micro-batches"])
+def test_a_method_has_one_plan_alone_and_in_a_comparison(memory_gb: float | None, batch: int) -> None:
+    """`plan --method tap` gave Llama-3-8B on 16 H100 a step of 1.52 s, where `compare` gives 591 ms: alone, TAP recomputed all blocks on
+    four GPUs that repeat their work."""
+    asked = Request(
+        "gpt2-xl", "1x4-h100", layers=4, batch=batch, memory_gb=memory_gb, recompute="auto", accumulate=None
+    )
+    compared = compare_methods(asked)
+    rows = {plan.name: plan for plan in compared.plans}
+
+    def describe(plan: Plan) -> tuple[float, ...]:
+        sent = sum(traffic.wire_bytes for traffic in plan.cost.traffic)
+        return plan.accumulate, plan.cost.step_time_s, plan.cost.comm_time_s, sent, plan.cost.memory_bytes["peak"]
+
+    for name, options in (
+        ("TAP", {"method": "tap"}),
+        ("Alpa-like", {"method": "alpa"}),
+        ("least communication", {"objective": "communication"}),
+    ):
+        alone = plan_model(replace(asked, **options), passes={})
+        # Plans that send as few bytes may wait for the host by other parts of a step.
+        assert describe(alone.best) == pytest.approx(describe(rows[name])), name
+        (note,) = (n for n in alone.notes if n.kind is NoteKind.WORKLOAD)
+        assert str(note).startswith(
+            f"{name if name != 'least communication' else 'the least communication'} is searched with "
+        )
+    assert compared.notes[0] == note_shared_workload(compared.workload) and compared.best.accumulate == (
+        4 if memory_gb else 1
+    )
+
+
+def test_a_method_that_does_not_fit_so_has_micro_batches_of_its_own() -> None:
+    """ATP splits no samples, so that its activations do not fit beside those of a plan that does."""
+    asked = Request("gpt2-xl", "1x4-h100", memory_gb=12, method="atp", recompute="auto", accumulate=None)
+    alone = plan_model(asked, passes={})
+    assert alone.best.fits and alone.notes[0] == note_own_workload("ATP")
+    shared = replace(asked, accumulate=1, recompute="auto")
+    with pytest.raises(NoPlanFits):
+        plan_model(shared, passes={})
 
 
 def test_the_plan_asked_for_is_not_called_faster(asked: tuple[Result, str, str]) -> None:

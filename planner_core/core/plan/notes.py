@@ -54,6 +54,8 @@ class NoteKind(Enum):
     """The step has no waits for the host, whose pace was not measured on the plan's stack."""
     KERNELS = "kernels"
     """Whose kernels the rows of a tool's layout are on; pages say it at the tool's name."""
+    WORKLOAD = "workload"
+    """With whose micro-batches and recomputation a method of a paper is searched."""
     EDIT = "edit"
     """Which weights were placed by hand, and from which plan the rest comes."""
     REMARK = "remark"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner_core.core import Graph, NoPlanFits, Note, Plan, PlanRole, Sentence
+from planner_core.core import Graph, NoPlanFits, Note, NoteKind, Plan, PlanRole, Sentence
 from planner_core.planning.fitting.baselines import describe_restriction_cost
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.simpler import without_simpler
-from planner_core.planning.methods import EXACT, METHODS, OWN_WORKLOAD, Method, tool_spaces
-from planner_core.planning.methods.registry import note_compared_workload
+from planner_core.planning.methods import EXACT, METHODS, Method, note_shared_workload, tool_spaces
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.planner import candidate_meshes, prepare_planner, replace_request
 from planner_core.planning.request import Progress, Request
@@ -30,8 +29,7 @@ def compare_methods(request: Request, progress: Progress | None = None, graph: G
     # A tool bounds the exact search only: the others may choose any plan of theirs.
     planner = prepare_planner(replace(result.request, tool=None), result.graph)
     plans: dict[tuple[str, str], Plan] = {}
-    # What was planned by a method of a paper has this note already.
-    notes = [*(n for n in result.notes if n != OWN_WORKLOAD), note_compared_workload(planner.workload), OWN_WORKLOAD]
+    notes = [note_shared_workload(planner.workload), *(n for n in result.notes if n.kind is not NoteKind.WORKLOAD)]
     asked = None if tool_spaces(request.tool, result.cluster) else (request.method, planner.objective())
     for method in METHODS.values():
         for objective in (method.objective,) if method.objective else OBJECTIVES:

@@ -45,9 +45,10 @@ from planner_core.planning.methods.registry import (
     EXACT,
     METHODS,
     OF_MEGATRON,
-    OWN_WORKLOAD,
     describe_least,
     find_method,
+    note_own_workload,
+    note_shared_workload,
 )
 from planner_core.planning.methods.restrictions import (
     AxisRules,

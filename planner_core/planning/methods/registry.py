@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from planner_core.core import Note, Workload
+from planner_core.core import Note, NoteKind, Workload
 from planner_core.planning.methods.hf_tp_plan import vendor_plan, vendor_rules
 from planner_core.planning.methods.method import Method
 from planner_core.planning.methods.papers import SplitWeights, SplitWork
@@ -150,18 +150,25 @@ def describe_least(method: str, objective: str) -> str:
     return f"{aim} that {how.title} admits {at_its_workload}" if how.objective else f"{aim} {at_its_workload}"
 
 
-OWN_WORKLOAD = Note(
-    "a method's plan depends on where it is asked for: alone, its micro-batches and recomputation are searched too; compare takes those "
-    "of the best plan of one stage, and the explorer one micro-batch and no recomputation, each unless they are stated"
-)
-"""Why `plan --method tap` and the row of TAP in a comparison differ, as all of them say."""
-
-
-def note_compared_workload(workload: Workload) -> Note:
-    """Return a note about the micro-batches and the recomputation at which methods of papers are compared."""
+def note_shared_workload(workload: Workload, title: str | None = None) -> Note:
+    """Return a note on the micro-batches and the recomputation with which a method is searched (None: every method of a comparison)."""
+    papers = ", ".join(m.title for m in METHODS.values() if m.objective)
+    subject = f"{papers} and the least communication are" if title is None else f"{title} is"
     many = "one micro-batch" if workload.accumulate == 1 else f"{workload.accumulate} micro-batches"
-    recomputed = "no recomputation" if workload.recompute == "none" else f"recomputation {workload.recompute}"
+    recomputed = {"none": "no recomputation", "auto": "any recomputation"}.get(
+        workload.recompute, f"recomputation {workload.recompute}"
+    )
     return Note(
-        f"{', '.join(m.title for m in METHODS.values() if m.objective)} and the least communication are searched with {many} a step and "
-        f"{recomputed}, as the best plan of one stage has them; baselines have numbers and recomputation of their own"
+        f"{subject} searched with {many} a step and {recomputed}, as the best plan of one stage has them; baselines have numbers and "
+        "recomputation of their own",
+        NoteKind.WORKLOAD,
+    )
+
+
+def note_own_workload(title: str) -> Note:
+    """Return a note on why the micro-batches and the recomputation of a method's plan are not those of the best plan."""
+    return Note(
+        f"the micro-batches and the recomputation of {title} are searched with its plan, since none of its plans fits with those of the "
+        "best plan of one stage, which compare gives all methods",
+        NoteKind.WORKLOAD,
     )
