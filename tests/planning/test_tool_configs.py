@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planner_core.core import InputError
-from planner_core.planning.methods import parse_layout
+from planner_core.planning.methods import Layout, parse_layout
 from planner_core.planning.pricing import Setup, Statement, read_setup
-from planner_core.planning.pricing.configs.fields import PRICED_BY_DEGREES
+from planner_core.planning.pricing.configs.fields import PRICED_BY_DEGREES, Fields, Table
 
 TITAN = """
 [model]
@@ -480,3 +481,27 @@ def test_layers_are_split_as_a_file_names_them(tmp_path: Path) -> None:
         "model.layers.1.x.o_proj": "",
     }
     assert {module: named.of_module(module) for module in styles} == styles
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda fields: fields.get("num_shards"),
+        lambda fields: fields.lowered("num_shards"),
+        lambda fields: fields.first_set("num_shards", "shards"),
+        lambda fields: fields.read_int("num_shards", 1),
+        lambda fields: fields.read_optional_int("num_shards"),
+        lambda fields: fields.read_float("num_shards", 1.0),
+        lambda fields: fields.read_word("num_shards", "1"),
+        lambda fields: fields.read_words("num_shards"),
+        lambda fields: fields.require_value("num_shards", 8, "shards"),
+        lambda fields: fields.if_used(False).read_flag("num_shards"),
+    ],
+)
+def test_a_field_counts_as_read_by_reading_it(read: Callable[[Fields], object]) -> None:
+    """Nothing else marks a field, and one that is not read refuses the file if it may change the layout."""
+    fields = Fields.from_nested({"num_shards": 8}, "config run.yaml")
+    with pytest.raises(InputError, match="num_shards"):
+        fields.finish(Table("a tool"), Layout(), {})
+    read(fields)
+    assert fields.finish(Table("a tool"), Layout(), {}).read == ("num_shards",)

@@ -203,13 +203,13 @@ class Table:
 
 @dataclass
 class Fields:
-    """Settings by dotted path (`parallelism.tensor_parallel_degree`). Asking for a value marks its field as read.
+    """Settings by dotted path (`parallelism.tensor_parallel_degree`). Every method that returns a value marks its field as read.
 
     `read_json(path, field)` reads a JSON file that another field names."""
 
     where: str
     values: dict[str, Any]
-    read: set[str] = field(default_factory=set)
+    _read: set[str] = field(default_factory=set)
     without_effect: set[str] = field(default_factory=set)
     tool: str = ""
     read_json: Callable[[str, str], Mapping[str, Any]] | None = None
@@ -219,6 +219,15 @@ class Fields:
         """Flatten nested settings."""
         return Fields(where, dict(_flatten_leaves(data, "")), tool=tool)
 
+    def if_used(self, used: bool) -> Fields:
+        """Return these fields; where another field leaves them without effect, fields of which each counts as read and has no value."""
+        return self if used else replace(self, values={})
+
+    def get(self, name: str) -> Any:
+        """Return a value as the file has it; None if there is no such field."""
+        self._read.add(name)
+        return self.values.get(name)
+
     def has_value(self, name: str) -> bool:
         """Return whether a field exists and is not left to the tool."""
         value = self.values.get(name)
@@ -226,12 +235,11 @@ class Fields:
 
     def first_set(self, *names: str) -> str:
         """Return the first of these fields that has a value, or the first name if none has. All of them count as read."""
-        self.read.update(n for n in names if n in self.values)
+        self._read.update(n for n in names if n in self.values)
         return next((n for n in names if self.has_value(n)), names[0])
 
     def _read_value(self, name: str, default: Any) -> Any:
-        self.read.add(name)
-        value = self.values.get(name)
+        value = self.get(name)
         if isinstance(value, UnknownValue):
             raise InputError(
                 f"{self.where}: {name} is {shorten_value(value.text)}, which the file does not set to one value; write the value there"
@@ -289,26 +297,31 @@ class Fields:
         return tuple(str(part).lower() for part in parts)
 
     def lowered(self, name: str) -> str:
-        """Return the value as text in lower case, without marking the field as read; `none` if there is no such field."""
-        return str(self.values.get(name)).lower()
+        """Return the value as text in lower case; `none` if there is no such field."""
+        return str(self.get(name)).lower()
 
     def require_value(self, name: str, wanted: int, what: str) -> None:
         """Raise InputError if a number other than `wanted` asks for `what`, which cannot be priced."""
-        if self.has_value(name) and self.read_int(name, wanted, least=0) not in (0, wanted):
+        if self.read_int(name, wanted, least=0) not in (0, wanted):
             raise InputError(
                 f"{self.where}: {name} {self.values[name]} asks for {what}, which cannot be priced; set it to {wanted}"
             )
-        self.read.add(name)
 
     def require_off(self, name: str, what: str, instead: str = "switch it off") -> None:
         """Raise InputError if a flag asks for `what`, which cannot be priced. `instead`: the advice in the message."""
-        if self.has_value(name) and not is_neutral(name, self.values[name]):
+        value = self.get(name)
+        if self.has_value(name) and not is_neutral(name, value):
             raise InputError(f"{self.where}: {name} asks for {what}, which cannot be priced; ", instead)
-        self.read.add(name)
 
     def wrong_value(self, name: str, value: Any, wanted: str) -> InputError:
         """Return the error for an impossible value."""
         return InputError(f"{self.where}: {name} is {shorten_value(value)}, but must be {wanted}")
+
+    def adopt(self, section: str, other: Fields) -> None:
+        """Add the fields of another file as a section of this one, with what was read of them."""
+        self.values.update({f"{section}.{name}": value for name, value in other.values.items()})
+        self._read.update(f"{section}.{name}" for name in other._read)
+        self.without_effect.update(f"{section}.{name}" for name in other.without_effect)
 
     def ignore(self, patterns: str) -> None:
         """Mark fields that never change a price, by patterns such as `checkpoint.*` separated by spaces."""
@@ -348,10 +361,10 @@ class Fields:
         # Sizes are asked for here, last, since no layout depends on them: they only tell whether the file is of the given model.
         sizes = {size: self.read_int(name, 1) for name, size in table.sizes.items() if self.has_value(name)}
         self.ignore(table.no_effect)
-        read = tuple(sorted(self.read & self.values.keys()))
-        without_effect = tuple(sorted(self.without_effect - self.read))
+        read = tuple(sorted(self._read & self.values.keys()))
+        without_effect = tuple(sorted(self.without_effect - self._read))
         # A field that nobody asked for may still change the price, so none is dropped in silence.
-        unread = tuple(sorted(self.values.keys() - self.read - self.without_effect))
+        unread = tuple(sorted(self.values.keys() - self._read - self.without_effect))
         risky = [(n, self.values[n]) for n in unread if is_risky(n) and not is_neutral(n, self.values[n])]
         if risky:
             raise InputError(refusal_text(self.where, self.tool, risky))
@@ -406,7 +419,6 @@ def read_dtype_flags(fields: Fields, bf16: str, fp16: str) -> dict[str, str]:
     """Return the dtype as an option, from a flag for each 16-bit type; empty if neither is set. axolotl also has the words full and
     none."""
     for name, dtype in ((bf16, "bfloat16"), (fp16, "float16")):
-        fields.read.add(name)
         word = fields.lowered(name)
         if fields.has_value(name) and word != "none" and (word == "full" or fields.read_flag(name)):
             return {"dtype": dtype}

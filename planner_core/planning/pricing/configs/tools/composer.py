@@ -93,12 +93,12 @@ def read_olmo(fields: Fields, num_gpus: int) -> Setup:
         raise fields.wrong_value(
             "activation_checkpointing", recompute, "null or whole_layer, as a part of the layers cannot be priced"
         )
+    compilation = {n: fields.get(n) for n in fields.values if n.startswith("compile")}
     options = {
         "stack": "fsdp2",
         "recompute": RECOMPUTATIONS[recompute],
-        "compiled": any(n.startswith("compile.") for n in fields.values),
+        "compiled": any(n.startswith("compile.") for n in compilation),
     }
-    fields.read.update(n for n in fields.values if n.startswith("compile"))
     return _finish(fields, OLMO, num_gpus, degrees, options)
 
 
@@ -121,8 +121,7 @@ def read_foundry(fields: Fields, num_gpus: int) -> Setup:
 
 def _read_replicas(fields: Fields, strategy: str) -> int | None:
     """Return the replicas of a `device_mesh` of [replicas, shards]; None without one. Raises InputError for a mesh that is not used."""
-    mesh = fields.values.get("fsdp_config.device_mesh")
-    fields.read.add("fsdp_config.device_mesh")
+    mesh = fields.get("fsdp_config.device_mesh")
     # A mesh of one dim makes shards of all ranks, as the strategy says too.
     if not isinstance(mesh, list) or len(mesh) == 1:
         return None

@@ -76,9 +76,8 @@ def read(fields: Fields, num_gpus: int) -> Setup:
 def read_layers(fields: Fields) -> dict[str, LayerStyles]:
     """Return the layers that AutoTP is told by name as an option; none where it finds them by itself. Raises InputError."""
     name = f"{PARTITION}.layer_specs"
-    specs = fields.values.get(name) or []
+    specs = fields.get(name) or []
     defaults = fields.read_flag(f"{PARTITION}.use_default_specs", default=True)
-    fields.read.add(name)
     rules = []
     for spec in specs if isinstance(specs, (list, tuple)) else [specs]:
         patterns, kind = (

@@ -179,14 +179,13 @@ def _read_data_parallelism(fields: Fields, ranks: int, cp: int) -> dict[str, Any
     zero = max(stage, 1 if fields.read_flag("--use-distributed-optimizer") or bf16_optimizer else 0)
     if zero > 2:  # stage 3 of DeepSpeed is what a layout calls fsdp
         sharded, zero = True, 0
-    if not sharded:
-        fields.read.add("--data-parallel-sharding-strategy")
-        return {"dp": ranks, "zero": zero}
-    strategy = fields.read_word(
+    strategy = fields.if_used(sharded).read_word(
         "--data-parallel-sharding-strategy",
         "optim_grads_params",
         ("no_shard", "optim", "optim_grads", "optim_grads_params"),
     )
+    if not sharded:
+        return {"dp": ranks, "zero": zero}
     stage = {"no_shard": 0, "optim": 1, "optim_grads": 2}.get(strategy, 3)
     if stage < 3:
         return {"dp": ranks, "zero": stage}
@@ -205,17 +204,16 @@ def _launch_note(fields: Fields, num_gpus: int) -> tuple[str, ...]:
 
 
 def _notes_on_unpriced(fields: Fields) -> tuple[str, ...]:
-    used = [n for n in PRICED_OTHERWISE if fields.has_value(n) and fields.lowered(n) not in ("false", "none")]
-    fields.read.update(PRICED_OTHERWISE)
+    used = [n for n in PRICED_OTHERWISE if fields.lowered(n) not in ("false", "none") and fields.has_value(n)]
     return tuple(f"{name} of {fields.where}: {PRICED_OTHERWISE[name]}" for name in used)
 
 
 def _read_offload(fields: Fields) -> tuple[dict[str, bool], tuple[str, ...]]:
     """Return the option for states in the host's memory, and a note about how that run differs from the priced one."""
-    if not fields.read_flag("--optimizer-cpu-offload"):
-        fields.read.add("--optimizer-offload-fraction")
+    offloaded = fields.read_flag("--optimizer-cpu-offload")
+    fraction = fields.if_used(offloaded).read_float("--optimizer-offload-fraction", 1.0)
+    if not offloaded:
         return {}, ()
-    fraction = fields.read_float("--optimizer-offload-fraction", 1.0)
     if fraction != 1:
         raise InputError(
             f"{fields.where}: --optimizer-offload-fraction {fraction:g} keeps a part of the states on the GPU, which cannot be priced; "
@@ -237,16 +235,15 @@ def _read_cp_type(fields: Fields, cp: int) -> str:
 
 def _expert_notes(fields: Fields, layout: Layout) -> tuple[str, ...]:
     """Notes about experts that are priced in another way than Megatron-LM runs them."""
+    of_experts = fields.if_used(layout.ep > 1)
+    dispatcher = of_experts.read_word("--moe-token-dispatcher-type", "allgather")
+    tp = of_experts.read_int("--expert-tensor-parallel-size", layout.tp)
     if layout.ep == 1:
-        fields.read.update(
-            n for n in ("--expert-tensor-parallel-size", "--moe-token-dispatcher-type") if n in fields.values
-        )
         return ()
     notes = []
-    dispatcher = fields.read_word("--moe-token-dispatcher-type", "allgather")
     if dispatcher != "alltoall":
         notes.append(f"--moe-token-dispatcher-type {dispatcher} of {fields.where}: priced as alltoall")
-    if fields.read_int("--expert-tensor-parallel-size", layout.tp) != layout.tp:
+    if tp != layout.tp:
         notes.append(
             f"--expert-tensor-parallel-size of {fields.where}: priced with experts split over all {layout.tp} tensor-parallel ranks too"
         )
@@ -280,8 +277,7 @@ def _recompute_notes(fields: Fields) -> tuple[str, ...]:
     """Notes about recomputation that is priced in another way. Raises InputError for parts of a layer that change the price much."""
     short_option = fields.read_flag("--recompute-activations")
     granularity = fields.read_word("--recompute-granularity", "none")
-    modules = fields.read_words("--recompute-modules") if granularity == "selective" else ()
-    fields.read.add("--recompute-modules")
+    modules = fields.if_used(granularity == "selective").read_words("--recompute-modules")
     rerun = [module for module in modules if module != "core_attn"]
     if RECOMPUTED_PRODUCTS & set(rerun):
         raise InputError(

@@ -97,8 +97,7 @@ def _read_dtype(fields: Fields) -> str:
 
 def _read_attention(fields: Fields) -> dict[str, str]:
     """Return the attention kernel, from entries such as [[["flash"], 32]]: kinds, and the number of layers or "all"."""
-    kinds = fields.values.get("attention_config")
-    fields.read.add("attention_config")
+    kinds = fields.get("attention_config")
     words = {str(kind) for entry in kinds or [[["global"], "all"]] for kind in entry[0]}
     if len(words) != 1 or not words <= set(ATTENTIONS):
         raise fields.wrong_value("attention_config", kinds, f"{' or '.join(ATTENTIONS)} in every layer")

@@ -177,8 +177,7 @@ def _read_stages(fields: Fields) -> StageSettings:
     number = fields.read_optional_int(LAYERS)
     if not fields.has_value(PARTS):
         return StageSettings(number, first, last)
-    fields.read.add(PARTS)
-    parts = fields.values[PARTS]
+    parts = fields.get(PARTS)
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, (list, tuple)) for part in parts):
         raise fields.wrong_value(PARTS, parts, "a list of modules for each stage")
     return StageSettings(parts=tuple(sum(str(name).startswith("layers.") for name in part) for part in parts))
@@ -205,9 +204,8 @@ def _read_recompute(fields: Fields) -> str:
             raise fields.wrong_value("activation_checkpoint", kind, "one of FullAC, SelectiveAC")
         return RECOMPUTE_CLASSES[kind]
     recompute = fields.read_word("activation_checkpoint.mode", "none", RECOMPUTATIONS)
-    if recompute == "selective":
-        fields.read_word("activation_checkpoint.selective_ac_option", "op", ("op",))
-    fields.read.add("activation_checkpoint.selective_ac_option")
+    # The one option that is priced.
+    fields.if_used(recompute == "selective").read_word("activation_checkpoint.selective_ac_option", "op", ("op",))
     return recompute
 
 
@@ -243,7 +241,7 @@ def _read_kernels(fields: Fields) -> dict[str, str]:
 def _low_precision_note(fields: Fields) -> tuple[str, ...]:
     """Return a note about products in 8 or 4 bits. Raises InputError for adapters, which freeze the weights."""
     name = fields.first_set("model.converters", "model_spec.converters")
-    converters = " ".join(str(v).lower() for v in _as_list(fields.values.get(name)))
+    converters = " ".join(str(v).lower() for v in _as_list(fields.get(name)))
     if "lora" in converters:
         raise InputError(
             f"{fields.where}: {name} puts adapters (LoRA) beside weights that it freezes; give the model with its adapters as "
@@ -287,7 +285,8 @@ def _read_cp_type(fields: Fields, cp: int) -> str:
 
 def _expert_note(fields: Fields, layout: Layout) -> tuple[str, ...]:
     """Return a note about experts that are priced in another way than torchtitan runs them."""
-    fields.read.add("parallelism.expert_tensor_parallel_degree")
+    # Whatever it is, experts are priced as the note says.
+    fields.get("parallelism.expert_tensor_parallel_degree")
     if layout.ep == 1 or layout.tp * layout.cp == 1:
         return ()
     return (

@@ -47,13 +47,12 @@ def recognises(data: Mapping[str, Any]) -> bool:
 def read(fields: Fields, num_gpus: int) -> Setup:
     """Read a model that is loaded with `tp_plan`. `tp_size` ranks are tensor-parallel, by default all; the rest are data parallel."""
     plan_field = next((f for f in PLAN_FIELDS if any(_is_in(name, f) for name in fields.values)), "")
-    styles = {name: str(value) for name, value in fields.values.items() if not plan_field or _is_in(name, plan_field)}
+    styles = {name: str(fields.get(name)) for name in fields.values if not plan_field or _is_in(name, plan_field)}
     for name, style in styles.items():
         if style not in (AUTO, *STYLES, *WHOLE_STYLES, *SEQUENCE_STYLES):
             raise InputError(
                 f"{fields.where}: {name} is {style!r}, which is not a known style; give e.g. colwise or rowwise"
             )
-        fields.read.add(name)
     if not set(styles.values()) & {AUTO, *STYLES}:
         raise InputError(
             f"{fields.where}: {plan_field or 'tp_plan'} splits no layer; give e.g. colwise or rowwise, or auto"

@@ -200,13 +200,12 @@ def _read_adapters(fields: Fields, kind: str, rank: str, targets: str) -> tuple[
     # Each is read, so that a field which is off does not refuse the file by its name.
     for name in (kind, *QUANTIZED):
         value = fields.lowered(name)
-        fields.read.add(name)
         plain = value in ("none", "", "false", "0", "full") or (name == kind and lora)
         if plain or (nf4 and value in IN_4_BITS.get(name, ())):
             continue
         advice = Sentence(
             "; ",
-            named("lora", fields.values.get(rank) or 8),
+            named("lora", fields.get(rank) or 8),
             " with ",
             named("layout"),
             " prices frozen weights in 16 bits, and ",
@@ -218,20 +217,21 @@ def _read_adapters(fields: Fields, kind: str, rank: str, targets: str) -> tuple[
             "say; give the model as it is trained by path.py:function",
             *((advice,) if value != "freeze" else ()),
         )
-    fields.read.update((targets, *DOUBLE_QUANTIZATION))
+    adapters = fields.if_used(lora)
+    size, parts = adapters.read_int(rank, 8), adapters.read_words(targets)
+    scales = [fields.lowered(name) for name in DOUBLE_QUANTIZATION]
     if not lora:
-        fields.read.add(rank)
         return {}, ()
     notes: tuple[str, ...] = ()
-    if layers := [t for t in fields.read_words(targets) if t not in ("all", "all-linear", "true")]:
+    if layers := [t for t in parts if t not in ("all", "all-linear", "true")]:
         notes += (
             f"{targets} of {fields.where} puts adapters beside {', '.join(layers)} alone; priced beside every linear layer but the head",
         )
-    if nf4 and any(fields.lowered(name) == "false" for name in DOUBLE_QUANTIZATION):
+    if nf4 and "false" in scales:
         notes += (
             f"{fields.where} keeps scales of 4-bit weights in float32, 0.05 bytes a number more than priced (double quantization)",
         )
-    return {"lora": fields.read_int(rank, 8), **({"nf4": True} if nf4 else {})}, notes
+    return {"lora": size, **({"nf4": True} if nf4 else {})}, notes
 
 
 BATCH_OF_TRAINER = "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps"
@@ -267,10 +267,10 @@ def _read_layout(fields: Fields, num_gpus: int, degrees: FsdpDegrees) -> tuple[L
     """Return the layout of the field `fsdp` or `deepspeed`, with its notes and options. Without either it is data parallelism, or FSDP if
     degrees of shards are given."""
     inline = {n.removeprefix("deepspeed."): v for n, v in fields.values.items() if n.startswith("deepspeed.")}
+    fields.get("deepspeed")
     if fields.has_value("deepspeed") or inline:
         return _deepspeed_layout(fields, num_gpus, degrees, inline)
-    words = set(fields.read_words("fsdp")) if fields.has_value("fsdp") else set()
-    fields.read.update(("fsdp", "deepspeed"))
+    words = set(fields.read_words("fsdp"))
     if "offload" in words:
         raise InputError(
             f"{fields.where}: fsdp offload keeps weights in the host's memory, which cannot be priced; leave it out"
@@ -311,7 +311,7 @@ def _deepspeed_layout(
     data = inline
     if not inline:
         assert fields.read_json is not None  # every reader of a file gets one
-        data = Fields.from_nested(fields.read_json(str(fields.values["deepspeed"]), "deepspeed"), fields.where).values
+        data = Fields.from_nested(fields.read_json(str(fields.get("deepspeed")), "deepspeed"), fields.where).values
     where = f"{fields.where}'s {fields.values.get('deepspeed', 'deepspeed')}"
     settings = Fields(where, dict(data), tool=deepspeed.TABLE.tool)
     ranks = remaining_ranks(fields, "tp_size", num_gpus, degrees.tp * degrees.cp)
@@ -322,7 +322,5 @@ def _deepspeed_layout(
     dtype = read_dtype_flags(fields, "bf16", "fp16") or read_dtype_flags(settings, "bf16.enabled", "fp16.enabled")
     gradients, gradient_notes = deepspeed.read_gradients(settings, dtype.get("dtype"), degrees.cp)
     settings.ignore(f"{deepspeed.TABLE.no_effect} {BATCH_OF_TRAINER}")
-    fields.values.update({f"deepspeed.{name}": value for name, value in data.items()})
-    fields.read.update(["deepspeed", *(f"deepspeed.{name}" for name in settings.read)])
-    fields.without_effect.update(f"deepspeed.{name}" for name in settings.without_effect)
+    fields.adopt("deepspeed", settings)
     return layout, (*notes, *gradient_notes), {**offload, **gradients}
