@@ -77,7 +77,7 @@ def _make_stock_setup(
     kind = type(start.model)
     config: Any = getattr(start.model, "config", None)
     if config is None:
-        raise InputError(f"{plan.model['name']} is not built from a config, so the stock ways have no model")
+        raise InputError(f"{plan.model.name} is not built from a config, so the stock ways have no model")
     config.use_cache = False
     with torch.device("meta"):
         model: Any = kind._from_config(config, dtype=torch.float32)  # type: ignore[attr-defined]
@@ -91,11 +91,11 @@ def _make_stock_setup(
         mesh = mesh["data"]
     elif mesh.ndim > 1:
         raise InputError(f"{plan.name} has a mesh of {mesh.ndim} axes, which FSDP2 alone does not run")
-    if plan.workload["recompute"] in ("full", "selective"):
-        _wrap_blocks(model, blocks, str(plan.workload["recompute"]))
+    if plan.workload.recompute in ("full", "selective"):
+        _wrap_blocks(model, blocks, plan.workload.recompute)
     for block in blocks if compiler else ():
         block.compile(backend=compiler)
-    low = getattr(torch, str(plan.workload["dtype"]))
+    low = getattr(torch, plan.workload.dtype)
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
     for part in (*blocks, model):
         fully_shard(part, mesh=mesh, mp_policy=policy)

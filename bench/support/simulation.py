@@ -61,8 +61,8 @@ def table(found: list[tuple[Plan, float]]) -> str:
     for plan, seconds in found:
         lines.append(
             ROW.format(
-                model=plan.model["name"],
-                cluster=plan.cluster["name"],
+                model=plan.model.name,
+                cluster=plan.cluster.name,
                 plan=plan.name,
                 mesh="×".join(map(str, plan.mesh.axis_sizes)),
                 objective=plan.cost.step_time_s * 1e3,

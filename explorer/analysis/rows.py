@@ -11,7 +11,7 @@ from explorer.text import recipe
 from explorer.text.tables import Row
 from planner_core import __version__
 from planner_core.core import UNPROVEN_KINDS, USUAL_STACK, Plan
-from planner_core.cost import attentions_by_kernel, workload_of, zero_stage
+from planner_core.cost import attentions_by_kernel, zero_stage
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import METHODS, Result, stage_trace
 from planner_core.planning.analysis import AblationStep, TraceWork, describe_recomputation, step_proof
@@ -36,9 +36,9 @@ def _plan_columns(name: str, plan: Plan) -> dict[str, object]:
         "fits": plan.fits,
         "proven": step_proof(plan),
         **_bound_columns(plan),
-        "optimizer": plan.workload["optimizer"],
+        "optimizer": plan.workload.optimizer,
         "zero": zero_stage(plan),
-        "micro_batches": int(plan.workload["accumulate"]),
+        "micro_batches": plan.workload.accumulate,
         "recomputation": describe_recomputation(plan),
         "step_time_s": c.step_time_s,
         "gpu_time_s": c.gpu_time_s,
@@ -65,7 +65,7 @@ def _bound_columns(plan: Plan) -> dict[str, object]:
 
 def _columns_on_cluster(plan: Plan, result: Result) -> dict[str, object]:
     s = measure_speed(plan, count_model_flops(result.of_plan(plan).graph), result.cluster)
-    load = workload_of(plan)
+    load = plan.workload
     kernels = attentions_by_kernel(result.of_plan(plan).graph, result.cluster.gpu, load)
     peak, reserved = plan.cost.memory_bytes["peak"], predict_reserved(plan, result.cluster)
     return {

@@ -206,7 +206,7 @@ def are_equal(one: Plan, other: Plan) -> bool:
     """
     # Not the edges of every operator: two searches may take edges that cost the same, and a reader would see one plan in two rows.
     layouts = [
-        (p.mesh.axis_sizes, p.pipeline, p.workload["accumulate"], p.param_plans(), _recomputation_by_copy(p))
+        (p.mesh.axis_sizes, p.pipeline, p.workload.accumulate, p.param_plans(), _recomputation_by_copy(p))
         for p in (one, other)
     ]
     figures = [

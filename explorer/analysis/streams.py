@@ -131,7 +131,7 @@ def _rank_lanes(plan: Plan, texts: _StringTable) -> tuple[list[str], list[list[f
         number = args["micro-batch"] + 1 if args else 0
         copies = f"stage {args['stage']}, {cut.copies[args['stage']]} copies" if args else ""
         name = str(number) if number else {ONCE: "updates weights"}.get(kind, "")
-        note = f"micro-batch {number} of {plan.workload['accumulate']}" if number else ""
+        note = f"micro-batch {number} of {plan.workload.accumulate}" if number else ""
         words = [texts.text(text) for text in (copies, name, note)]
         place = [texts.kind("optimizer" if kind == ONCE else kind), words[0], event["ts"] / 1e6, event["dur"] / 1e6]
         works.append([ranks.index(event["tid"]), *place, words[1], words[2], args.get("stage", 0) % 2, number])

@@ -56,7 +56,7 @@ class SweepPoint:
         """Tokens per second of the whole cluster; samples where a sample is not a sequence."""
         assert self.plan is not None
         work = self.plan.workload
-        return int(work["batch"]) * int(work["seq"]) / self.plan.cost.step_time_s
+        return work.batch * work.seq / self.plan.cost.step_time_s
 
 
 def available_quantities(result: Result) -> list[str]:
@@ -132,7 +132,7 @@ def _settings_of(name: str, value: float, cluster: Cluster) -> Changes:
 
 def memory_limit_bytes(plan: Plan, request: Request) -> int:
     """Return the bytes per GPU that the plan may take."""
-    return int(usable_bytes(plan.cluster["gpu"]["memory_bytes"], request))
+    return int(usable_bytes(plan.cluster.gpu.memory_bytes, request))
 
 
 def sweep_rows(name: str, points: Sequence[SweepPoint]) -> list[Row]:

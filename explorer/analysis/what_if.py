@@ -88,7 +88,7 @@ def quick_plan(request: Request, before: Plan, graph: GraphSource = None) -> Pla
     planner = _close_open_choices(request, before, graph)
     cluster, meshes = planner.cluster, candidate_meshes(planner.request, planner.cluster)
     near = {_mesh_sizes(cluster, cluster.num_gpus // cluster.levels[0].size)}
-    if cluster.to_json() == before.cluster:
+    if cluster == before.cluster:
         near.add(before.mesh.axis_sizes)
     options = sorted((m for m in meshes if m.axis_sizes in near), key=lambda m: m.axis_sizes != before.mesh.axis_sizes)
     plans: list[Plan] = []
@@ -141,12 +141,12 @@ def _close_open_choices(request: Request, before: Plan, graph: GraphSource) -> P
     lets the search shard all weights and states, which leaves room for fewer micro-batches; recomputation is then left to the search too.
     Example: 128 samples of Llama-3-8B on 16 H100 take 8 micro-batches as the plan for 16 samples keeps its weights, and 4 with all sharded.
     """
-    batch, seq, number = (int(before.workload[k]) for k in ("batch", "seq", "accumulate"))
+    batch, seq, number = before.workload.batch, before.workload.seq, before.accumulate
     tokens = batch * seq / number
     batch, seq = request.batch or batch, request.seq or seq
     memory = before.cost.memory_bytes
     growing_bytes = memory["activations"] + memory["buffers"]
-    usable = usable_bytes(before.cluster["gpu"]["memory_bytes"], request)
+    usable = usable_bytes(before.cluster.gpu.memory_bytes, request)
 
     def least_number(states_bytes: float) -> int:
         room_bytes = usable - states_bytes
@@ -154,7 +154,7 @@ def _close_open_choices(request: Request, before: Plan, graph: GraphSource) -> P
         return next(fitting, batch)
 
     number = request.accumulate or least_number(memory["peak"] - growing_bytes)
-    recompute = before.workload["recompute"] if request.recompute == "auto" else request.recompute
+    recompute = before.workload.recompute if request.recompute == "auto" else request.recompute
     closed = replace(request, batch=batch, accumulate=number, recompute=recompute)
     planner = prepare_planner(closed, graph(closed) if callable(graph) else graph, effort=FIRST_FIGURES)
     if request.accumulate is None and request.zero is None:
@@ -265,7 +265,7 @@ def metric_changes(before: Plan, after: Plan) -> list[MetricChange]:
         ("memory per GPU", a.memory_bytes["peak"], b.memory_bytes["peak"], units.memory),
     )
     changes = [MetricChange(name, unit(new), *_describe_change(old, new, unit)) for name, old, new, unit in rows]
-    tokens = [int(p.workload["batch"]) * int(p.workload["seq"]) for p in (before, after)]
+    tokens = [p.workload.batch * p.workload.seq for p in (before, after)]
     if tokens[0] == tokens[1]:
         return changes
     old, new = (n / p.cost.step_time_s for n, p in zip(tokens, (before, after), strict=True))

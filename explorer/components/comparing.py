@@ -32,7 +32,7 @@ def show_step_parts(shown: PlansById, homes: Mapping[str, Result], against: str)
     """Draw the steps by their parts, and how that of the first plan differs from that of `against`."""
     first = next(iter(shown))
     rounded = step_parts.round_steps({n: step_parts.split_step(p, homes[n].graph) for n, p in shown.items()}, first)
-    same_work = len({(p.workload["batch"], p.workload["seq"]) for p in shown.values()}) == 1
+    same_work = len({(p.workload.batch, p.workload.seq) for p in shown.values()}) == 1
     # The room is reserved: the markup comes a moment later, and what is below would jump.
     with st.container(key="room_steps", height=STEPS + ROW * len(shown), border=False):
         st.html(steps_table(rounded, shown, homes, against if same_work else ""))

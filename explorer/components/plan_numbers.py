@@ -61,7 +61,7 @@ def _show_stages(plan: Plan) -> None:
     """Draw a row for each pipeline stage, and how they add up."""
     cut, cost = plan.pipeline, plan.cost.pipeline
     assert cut is not None and cost is not None
-    times = int(plan.workload["accumulate"])
+    times = plan.workload.accumulate
     st.markdown(
         f"The step is simulated pass by pass: {times} micro-batches through {len(cost.stages)} stages. The rank that "
         f"works longest waits {units.seconds(cost.bubble_s)} for others; no order of this "

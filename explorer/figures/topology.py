@@ -24,11 +24,6 @@ NODE_W, NODE_H, GPU, GAP, PER_ROW, NODE_GAP, ROW_H = 300, 183, 28, 7, 4, 24, 213
 ARC_DEPTH = 40.0
 
 
-def cluster_of(plan: Plan) -> Cluster:
-    """Return the cluster that a plan was made for; a pinned plan's may be another than the page's."""
-    return Cluster.from_json(plan.cluster)
-
-
 # --- drawing ------------------------------------------------------------------------------------------
 
 
@@ -37,12 +32,12 @@ def cluster_svg(plan: Plan, theme: Theme, beside: Sequence[Plan] = (), per_row: 
 
     Widths are shared with the plans in `beside`; two rows of `per_row` nodes are drawn.
     """
-    cluster = cluster_of(plan)
+    cluster = plan.cluster
     per_node = cluster.levels[0].size
     nodes = cluster.num_gpus // per_node
     shown, cols = min(nodes, 2 * per_row), min(nodes, per_row)
     matrix = bytes_between_gpus(plan, cluster, PHASES)
-    others = [(bytes_between_gpus(p, c := cluster_of(p), PHASES), c.levels[0].size) for p in beside if p is not plan]
+    others = [(bytes_between_gpus(p, c := p.cluster, PHASES), c.levels[0].size) for p in beside if p is not plan]
     scale = _Scale.of([(matrix, per_node), *others])
     width, top = cols * (NODE_W + NODE_GAP) + 8, 70 if nodes > 1 else 12
     parts = []

@@ -194,7 +194,7 @@ def describe_work(plan: Plan) -> str:
 
 def _describe_features(plan: Plan) -> list[str]:
     chunks = [f"products in {plan.chunks} chunks"] if plan.chunks > 1 else []
-    return [*chunks, *(["moments in the host’s memory"] if plan.workload.get("offload") else [])]
+    return [*chunks, *(["moments in the host’s memory"] if plan.workload.offload else [])]
 
 
 ORDERS = {
@@ -337,7 +337,7 @@ def sequence_split(plan: Plan, axis: int) -> bool:
 
 
 def _num_micro_batches(plan: Plan) -> int:
-    return int(plan.workload.get("accumulate", 1))
+    return plan.accumulate
 
 
 def _micro_batches(plan: Plan) -> str:

@@ -173,7 +173,7 @@ def join_words(words: Sequence[str]) -> str:
 
 def time_doubt(a: Plan, b: Plan) -> float:
     """Return the share by which the predicted steps of two plans may differ and still be a tie."""
-    return doubt_between(a, b, Cluster.from_json(a.cluster))
+    return doubt_between(a, b, a.cluster)
 
 
 def is_tie(a: Plan, b: Plan) -> bool:
@@ -187,7 +187,7 @@ def compare_steps(a: Plan, b: Plan) -> str:
 
     Steps of other batches are compared by the sample, samples of other lengths by the token, in figures: those of a step stand below.
     """
-    (ba, sa), (bb, sb) = ((int(p.workload["batch"]), int(p.workload["seq"])) for p in (a, b))
+    (ba, sa), (bb, sb) = ((p.workload.batch, p.workload.seq) for p in (a, b))
     of, na, nb = ("token", ba * sa, bb * sb) if sa != sb else ("sample", ba, bb) if ba != bb else ("step", 1, 1)
     ta, tb = a.cost.step_time_s / na, b.cost.step_time_s / nb
 

@@ -395,7 +395,7 @@ def _verify_command(file: str, plan: Plan) -> str:
 
 def _user_code(plan: Plan) -> str | None:
     """Return the Python file and function that build the plan's model; None if it is built from data."""
-    source = plan.model["config"].get("callable")
+    source = plan.model.config.get("callable")
     return str(source) if source and not str(source).endswith(".pt2") else None
 
 

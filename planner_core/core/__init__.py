@@ -85,6 +85,7 @@ from planner_core.core.placement import (
 )
 from planner_core.core.plan.blocks import BlockLabel, BlockPlan, Edge, ParamPlan, SitePlan
 from planner_core.core.plan.cost import PHASES, Cost, PipelineCost, StageCost, Traffic
+from planner_core.core.plan.model import PlannedModel
 from planner_core.core.plan.notes import STAGED_ROLES, UNPROVEN_KINDS, Note, NoteKind, PlanRole
 from planner_core.core.plan.pipeline import ONE_EACH, SCHEDULES, V_SHAPED, VIRTUAL_OF_V, Pipeline
 from planner_core.core.plan.plan import (

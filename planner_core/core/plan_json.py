@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from planner_core.core.cluster.cluster import Cluster
 from planner_core.core.errors import InputError
 from planner_core.core.files import is_file, path_exists, write_file
 from planner_core.core.forms import MAX_MESSAGE_END, first_schema_fault
@@ -22,9 +23,11 @@ from planner_core.core.placement import (
 )
 from planner_core.core.plan.blocks import BlockLabel, BlockPlan, Edge, ParamPlan, SitePlan
 from planner_core.core.plan.cost import Cost, PipelineCost, StageCost, Traffic
+from planner_core.core.plan.model import PlannedModel
 from planner_core.core.plan.notes import Note
 from planner_core.core.plan.pipeline import ONE_EACH, V_SHAPED, VIRTUAL_OF_V, Pipeline
 from planner_core.core.plan.plan import Plan
+from planner_core.core.workload.workload import Workload
 
 PLAN_SCHEMA = "shardscope.plan/3"
 OLDER_SCHEMAS = ("shardscope.plan/2",)
@@ -46,9 +49,9 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "optimal": plan.optimal,
         "fits": plan.fits,
         "notes": [note.sentence for note in plan.notes],
-        "model": dict(plan.model),
-        "workload": dict(plan.workload),
-        "cluster": dict(plan.cluster),
+        "model": plan.model.to_json(),
+        "workload": plan.workload.to_json(),
+        "cluster": plan.cluster.to_json(),
         "assumptions": dict(plan.assumptions),
         "mesh": {"axes": list(plan.mesh.axis_names), "sizes": list(plan.mesh.axis_sizes)},
         "blocks": {
@@ -97,6 +100,10 @@ def plan_from_json(data: Any) -> Plan:
     wrong = first_schema_fault(data, "plan", "broken plan file", strict=True)
     if wrong:
         raise InputError(f"{wrong}; {REMAKE_HINT}")
+    try:
+        cluster = Cluster.from_json(data["cluster"])
+    except InputError as error:
+        raise InputError(f"broken plan file: {error}; {REMAKE_HINT}") from None
     cost = data["cost"]
     plan = Plan(
         name=data["name"],
@@ -105,9 +112,9 @@ def plan_from_json(data: Any) -> Plan:
         optimal=data["optimal"],
         fits=data["fits"],
         notes=tuple(map(Note, data["notes"])),
-        model=dict(data["model"]),
-        workload=dict(data["workload"]),
-        cluster=dict(data["cluster"]),
+        model=PlannedModel.from_json(data["model"]),
+        workload=Workload.from_json(data["workload"]),
+        cluster=cluster,
         mesh=DeviceMesh(tuple(data["mesh"]["axes"]), tuple(data["mesh"]["sizes"])),
         blocks={k: _block_from_json(b) for k, b in data["blocks"].items()},
         cost=Cost(

@@ -19,7 +19,6 @@ from planner_core.cost.model import (
     cost_model_of,
     pipe_link,
     whole_mesh,
-    workload_of,
 )
 from planner_core.cost.resolved_ops import block_of, split_parts
 from planner_core.cost.roles import (

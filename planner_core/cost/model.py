@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from planner_core.core import (
     ITEM_BYTES,
@@ -119,12 +119,4 @@ def cost_model(cluster: Cluster, mesh: DeviceMesh, workload: Workload, pipe: Pip
 
 def cost_model_of(plan: Plan, cluster: Cluster | None = None) -> CostModel:
     """Return the prices with which a plan was made, or (with `cluster`) those of the same mesh and workload on another cluster."""
-    return cost_model(
-        cluster or Cluster.from_json(dict(plan.cluster)), plan.mesh, workload_of(plan), plan.pipeline_axis
-    )
-
-
-def workload_of(plan: Plan) -> Workload:
-    """Return the workload with which a plan was made."""
-    known = {f.name for f in fields(Workload)}
-    return Workload(**{key: value for key, value in plan.workload.items() if key in known})
+    return cost_model(cluster or plan.cluster, plan.mesh, plan.workload, plan.pipeline_axis)

@@ -14,7 +14,6 @@ from typing import Any
 
 from planner_core.core import (
     STANDIN_LOSS,
-    Cluster,
     InputError,
     NoteKind,
     Pipeline,
@@ -76,7 +75,7 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
     if not plan.fits:
         remarks = (_shortage(plan), *remarks)
     companion = (target.plan_suffix, json.dumps(plan_to_json(plan), indent=1) + "\n") if target.plan_suffix else None
-    if plan.model.get("loss") == STANDIN_LOSS:
+    if plan.model.loss == STANDIN_LOSS:
         loss_remark = (
             f"the model returns no loss, so the plan is for a {STANDIN_LOSS}; train on your own loss in its place"
         )
@@ -107,7 +106,7 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
 
 def _shortage(plan: Plan) -> Sentence:
     """Return that a plan does not fit: its file is what was asked for, so it is written."""
-    needed, capacity = plan.cost.memory_bytes["peak"], Cluster.from_json(dict(plan.cluster)).gpu.memory_bytes
+    needed, capacity = plan.cost.memory_bytes["peak"], plan.cluster.gpu.memory_bytes
     needs, has = map(memory_amount, (needed, capacity))
     return Sentence(
         "the plan does not fit in the memory that it was planned for: it takes ", needs, " a GPU, which has ", has
@@ -146,7 +145,7 @@ def _unsupported_features(plan: Plan, target: Target) -> Iterator[str]:
     """Remarks about features of a plan that only the project's own runtime has."""
     if plan.chunks > 1:
         yield "the plan makes products in chunks; what runs this form makes each at once"
-    if plan.workload.get("offload"):
+    if plan.workload.offload:
         consequence = (
             "what runs this form updates there too, so its step takes another time than the plan says"
             if target.states_offload
@@ -265,7 +264,7 @@ class _Alternative:
 
 def _can_be_priced(plan: Plan) -> bool:
     # The nearest plans lie on the plan's mesh without stages, which alone does not fill the cluster.
-    return not plan.pipeline and fills_cluster(plan) and not {"callable", "module"} & set(plan.model["config"])
+    return not plan.pipeline and fills_cluster(plan) and not {"callable", "module"} & set(plan.model.config)
 
 
 def _find_alternative(plan: Plan, form: Target) -> _Alternative | None:

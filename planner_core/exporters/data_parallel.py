@@ -171,7 +171,7 @@ def write_fsdp2(plan: Plan) -> WrittenText:
     remarks = list_fsdp_remarks(plan, sharding, use, recompute_by_hand(plan))
     quoted = json.dumps(plan.name, ensure_ascii=False)
     head = [
-        f'"""FSDP2 of {plan.model["name"]} over {plan.mesh.num_devices} devices: the plan {quoted}, written by Shardscope.',
+        f'"""FSDP2 of {plan.model.name} over {plan.mesh.num_devices} devices: the plan {quoted}, written by Shardscope.',
         "",
         *(f"- {name_file(r, 'this file')}" for r in remarks),
         '"""',
@@ -185,12 +185,12 @@ def write_fsdp2(plan: Plan) -> WrittenText:
         "from torch.distributed.device_mesh import DeviceMesh, init_device_mesh",
         "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard",
         "",
-        f"MODEL = {json.dumps(str(plan.model['name']))}",
+        f"MODEL = {json.dumps(plan.model.name)}",
         f"REPLICATE, SHARD = {sharding.replicate}, {sharding.shard}",
         "UNITS = {  # pattern of modules -> whether gathered weights are freed after forward, and gathered again for backward",
         *(f'    "{pattern}": {frees},' for pattern, frees in sharding.units.items()),
         "}",
-        f"DTYPE, REDUCE = torch.{load['dtype']}, torch.{gradient_dtype(plan)}",
+        f"DTYPE, REDUCE = torch.{load.dtype}, torch.{gradient_dtype(plan)}",
     ]
     text = "\n".join(head) + "\n\n\n" + template_text("fsdp_template", "shard")
     return text, (*remarks, *_layout_remark(plan, sharding)), None

@@ -14,7 +14,6 @@ from typing import Any
 
 from planner_core.core import (
     ZERO,
-    Cluster,
     DeviceMesh,
     Graph,
     Plan,
@@ -24,7 +23,7 @@ from planner_core.core import (
     memory_amount,
     time_amount,
 )
-from planner_core.cost import cost_model_of, workload_of
+from planner_core.cost import cost_model_of
 from planner_core.exporters.configs.common import gradient_dtype, stated_run, stated_tokens
 from planner_core.models import load_plan_graph
 from planner_core.planning import (
@@ -116,7 +115,7 @@ def _percent_change(of_form: float, of_plan: float) -> str:
 
 def fills_cluster(plan: Plan) -> bool:
     """Return whether the plan's mesh and stages fill its cluster. A plan that was scaled down for a few processes has no links to price."""
-    return plan.num_gpus == Cluster.from_json(dict(plan.cluster)).num_gpus
+    return plan.num_gpus == plan.cluster.num_gpus
 
 
 def nearest_plan(plan: Plan, layout: TpLayout) -> tuple[Plan, FormCost] | None:
@@ -158,7 +157,7 @@ def unstated_options(plan: Plan, text: str, shards: int = 1) -> dict[str, Any]:
 
 def unstated_dtype(plan: Plan, text: str) -> dict[str, Any]:
     """Return the dtype of a plan as an option where its file states none, since the tool then computes in it."""
-    dtype = plan.workload["dtype"]
+    dtype = plan.workload.dtype
     return {"dtype": dtype} if dtype == _read_written(plan, text).own_dtype else {}
 
 
@@ -173,7 +172,7 @@ def list_run_differences(plan: Plan, priced: Plan) -> list[str]:
 
 
 def _describe_run(plan: Plan) -> dict[str, str]:
-    load = workload_of(plan)
+    load = plan.workload
     stored = "float32" if keeps_masters(load.optimizer, load.precision) else load.dtype
     return {
         "computes": f"in {load.dtype}",
@@ -186,7 +185,7 @@ def _describe_run(plan: Plan) -> dict[str, str]:
 
 def _read_written(plan: Plan, text: str) -> Setup:
     # Without a name, since the content tells the tool, and without a folder, since a written file names no other.
-    return read_text(text, "the written file", Cluster.from_json(dict(plan.cluster)).num_gpus, Path())
+    return read_text(text, "the written file", plan.cluster.num_gpus, Path())
 
 
 def price_file(
@@ -196,15 +195,15 @@ def price_file(
 
     Files of Megatron-LM and torchtitan state degrees, batch, tokens and recomputation. None: the model cannot follow the degrees. Raises
     InputError."""
-    has_inputs = "callable" in plan.model["config"]
+    has_inputs = "callable" in plan.model.config
 
     def load(model: str, *, layers: int | None, **sizes: Any) -> Graph:
         # Example inputs fix the sizes of a graph, and a file names no depth: the graph has the plan's.
         stated = {} if has_inputs else {**sizes, "accumulate": 1}
-        return load_plan_graph(replace(plan, workload={**plan.workload, **stated}))
+        return load_plan_graph(replace(plan, workload=replace(plan.workload, **stated)))
 
-    cluster = Cluster.from_json(dict(plan.cluster))
-    pricer = Pricer(str(plan.model["name"]), cluster, load=load, has_inputs=has_inputs)
+    cluster = plan.cluster
+    pricer = Pricer(plan.model.name, cluster, load=load, has_inputs=has_inputs)
     setup = _read_written(plan, text)
     layout = parse_layout(options["layout"]) if "layout" in options else setup.layout
     other_options = {name: value for name, value in options.items() if name != "layout"}
@@ -270,11 +269,11 @@ def data_parallel_plans(plan: Plan, names: Collection[str] = ("DDP", "FSDP2")) -
 
 def _planner_of(plan: Plan, recompute: str | None = None) -> Planner:
     """Return the planner of the plan's workload: with the plan's own choice of recomputation, or with another policy in every layer."""
-    request = request_of(workload_of(plan), str(plan.model["name"]), dict(plan.cluster))
+    request = request_of(plan.workload, plan.model.name, plan.cluster)
     planner = prepare_planner(request, load_plan_graph(plan)).changed(
         # The forms make each product at once (`api._unsupported_features`), so their price has no chunks. And each plan has the ZeRO stage
         # that its layout or its form states, not that of the given plan: a planner's own bounds it from above.
-        workload=replace(workload_of(plan), chunks=1, zero=max(ZERO))
+        workload=replace(plan.workload, chunks=1, zero=max(ZERO))
     )
     return planner if recompute is None else with_recompute(planner, recompute)
 

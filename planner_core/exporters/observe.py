@@ -56,10 +56,10 @@ class ModelFacts:
 
 def inspect_model(plan: Plan, layout: TpLayout) -> ModelFacts:
     """Run a tiny model, and drop from `layout` the layers that the form cannot shard. Raises InputError for a model without a config."""
-    config = plan.model.get("config") or {}
+    config = plan.model.config
     if "callable" in config:
         raise InputError(
-            f"{plan.model['name']} comes from {config['callable']}, whose modules this form cannot inspect; "
+            f"{plan.model.name} comes from {config['callable']}, whose modules this form cannot inspect; "
             "call planner_core.apply(module, plan) in your trainer instead"
         )
     model, parsed, _ = build_from_config(shrink_config(config), "float32")

@@ -50,7 +50,7 @@ def write_parallelize_module(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout
             [d for d in differences if d.kind is not DifferenceKind.TOKENS] if layout.sequence else differences
         )
         text = _module_source(plan, layout, facts, styles)
-        why = why_not_runnable(text, dict(plan.model["config"])) if layout.sequence else ""
+        why = why_not_runnable(text, plan.model.config) if layout.sequence else ""
         if layout.sequence and not why:
             return text, _list_form_remarks(plan, layout, facts), layout
         layout.sequence = False
@@ -99,7 +99,7 @@ def _module_source(plan: Plan, layout: TpLayout, facts: ModelFacts, styles: Mapp
                 *([f"from torch.distributed.tensor import {', '.join(placements)}"] if placements else []),
                 f"from torch.distributed.tensor.parallel import {', '.join([*used, 'parallelize_module'])}",
                 "",
-                f"MODEL = {json.dumps(str(plan.model['name']))}",
+                f"MODEL = {json.dumps(plan.model.name)}",
                 heads,
                 "PLAN = {",
                 *rows,
@@ -154,7 +154,7 @@ def _module_head(plan: Plan, layout: TpLayout, remarks: tuple[str, ...]) -> str:
     ]
     quoted = json.dumps(plan.name, ensure_ascii=False)
     lines = [
-        f'"""Tensor parallelism of {plan.model["name"]} over {layout.size} devices: the plan {quoted}, written by Shardscope.',
+        f'"""Tensor parallelism of {plan.model.name} over {layout.size} devices: the plan {quoted}, written by Shardscope.',
         "",
         *pairs,
         "",

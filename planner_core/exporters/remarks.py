@@ -61,7 +61,7 @@ def name_file(sentence: str, path: str) -> str:
 def data_option(plan: Plan) -> str:
     """Return the option of the torchrun script for samples: a file of tokens trains causal language models only, the others take a folder
     of a Hugging Face dataset. A user's own code brings its samples, so it has none."""
-    config = plan.model.get("config") or {}
+    config = plan.model.config
     if "callable" in config:
         return ""
     classes = config.get("architectures")
@@ -73,7 +73,7 @@ def data_option(plan: Plan) -> str:
 
 def torchtitan_config(plan: Plan) -> str:
     """Return the name of torchtitan's own config for a plan's model, which the written options name; empty if it has none."""
-    config = plan.model.get("config") or {}
+    config = plan.model.config
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
     return (
         TORCHTITAN_CONFIGS.get(tuple(config.get(size) for size in sizes), "")

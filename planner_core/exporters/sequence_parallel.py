@@ -8,6 +8,7 @@ tokens before and scatters them after. Some models have code that fails on such 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -56,7 +57,7 @@ def token_styles(plan: Plan, layout: TpLayout) -> dict[str, str]:
     return styles
 
 
-def why_not_runnable(text: str, config: dict[str, Any]) -> str:
+def why_not_runnable(text: str, config: Mapping[str, Any]) -> str:
     """Return the reason why the exported module cannot run a tiny model of this config on two ranks; "" if it can."""
     try:
         (reason,) = run_ranks(_run_trial_step, 1, (text, config), timeout_s=TRIAL_S, backend=None)
@@ -67,7 +68,7 @@ def why_not_runnable(text: str, config: dict[str, Any]) -> str:
     return str(reason)
 
 
-def _run_trial_step(text: str, config: dict[str, Any]) -> str:
+def _run_trial_step(text: str, config: Mapping[str, Any]) -> str:
     """Run a step of rank 0 on a fake group, whose collectives return arbitrary values in the right shapes and placements."""
     logging.disable(logging.WARNING)  # a CPU group warns about each collective that it emulates
     dist.init_process_group("fake", store=fake_store(), rank=0, world_size=RANKS)

@@ -72,7 +72,7 @@ def _write_torchrun(plan: Plan) -> WrittenForm:
     from planner_core.exporters.torchrun import write_torchrun_script
 
     nodes, processes = launch_sizes(plan)
-    source = (plan.model.get("config") or {}).get("callable")
+    source = plan.model.config.get("callable")
     tiny = Remark(
         "Try it without a GPU: torchrun --standalone --nproc-per-node 4 ",
         FILE,

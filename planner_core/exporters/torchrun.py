@@ -43,11 +43,11 @@ def write_torchrun_script(plan: Plan) -> str:
 
     An export never runs code that a plan file names, so the blocks of a user's own model are generated when the script runs.
     """
-    config = plan.model.get("config") or {}
+    config = plan.model.config
     user_code = str(config.get("callable", ""))
     if user_code.endswith(".pt2"):
         raise InputError(
-            f"{plan.model['name']} comes from {user_code}, an exported program, which a script of its own cannot hold; plan the code "
+            f"{plan.model.name} comes from {user_code}, an exported program, which a script of its own cannot hold; plan the code "
             "that it was exported from, as path.py:callable"
         )
     if plan.pipeline:
@@ -90,7 +90,7 @@ def _write_docstring(plan: Plan) -> str:
     peak = plan.cost.memory_bytes.get("peak", 0) / 2**30
     counts = " of the rank that works longest" if plan.pipeline else " (--count counts them)"
     lines = [
-        f'"""Train {plan.model["name"]} under the plan "{plan.name}" on {_describe_mesh(plan)}.',
+        f'"""Train {plan.model.name} under the plan "{plan.name}" on {_describe_mesh(plan)}.',
         "",
         f"    torchrun --nproc-per-node {processes} --nnodes {nodes} --max-restarts 3 FILE{data_option(plan)} --save run",
         "    torchrun --standalone --nproc-per-node 4 FILE --tiny --steps 20 --report-every 1    # no GPU needed",
@@ -138,7 +138,7 @@ def _gathered_weights(plan: Plan) -> dict[str, str]:
 
 def _script_remarks(plan: Plan) -> list[str]:
     """Remarks for the reader of the script."""
-    user_code = plan.model["config"].get("callable")
+    user_code = plan.model.config.get("callable")
     lines = (
         [
             f"The model and its inputs come from {user_code}, which every rank runs whole; its blocks are written",
@@ -151,7 +151,7 @@ def _script_remarks(plan: Plan) -> list[str]:
         lines.append(
             "Its stages and their blocks are written when the script runs; each rank has the weights of its own stages."
         )
-    if plan.model.get("loss") == STANDIN_LOSS:
+    if plan.model.loss == STANDIN_LOSS:
         lines.append(
             "The model returns no loss: put yours into loss_of; the plan is for the mean of its output to the fourth power."
         )

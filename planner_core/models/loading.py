@@ -19,6 +19,7 @@ from planner_core.core import (
     NeedsValues,
     Op,
     Plan,
+    PlannedModel,
     TensorMeta,
     is_installed,
     named,
@@ -192,22 +193,22 @@ def package_versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("torch", "transformers") if is_installed(name)}
 
 
-def model_identity(graph: Graph) -> dict[str, Any]:
-    """Return the fields by which a plan identifies its model. `versions`: of the packages that name its operators; a zoo model that was
+def identify_model(graph: Graph) -> PlannedModel:
+    """Return what a plan says of the model of its graph. `versions`: of the packages that name its operators; a zoo model that was
     planned without torch is that of its snapshot."""
     versions = package_versions()
     if graph.source.startswith("zoo:") and "torch" not in versions:
         versions = {**versions, "transformers": SNAPSHOT_TRANSFORMERS}
-    return {
-        "name": graph.name,
-        "source": graph.source,
-        "params": graph.num_params,
-        "loss": graph.loss,
-        "config": dict(graph.config),
-        "layers": graph.num_repeats,
-        "versions": versions,
-        **({"own_shapes": {n: list(shape) for n, shape in graph.own_shapes.items()}} if graph.own_shapes else {}),
-    }
+    return PlannedModel(
+        graph.name,
+        graph.num_params,
+        graph.loss,
+        dict(graph.config),
+        graph.source,
+        graph.num_repeats,
+        versions,
+        graph.own_shapes,
+    )
 
 
 def default_sizes(model: str, num_gpus: int = 1) -> tuple[int, int]:
@@ -401,13 +402,9 @@ def trains_on_tokens(model_class: str) -> bool:
 def load_plan_graph(plan: Plan) -> Graph:
     """Return the graph of a plan's model at the plan's workload: a zoo model's snapshot at the plan's depth, otherwise a capture of its
     config."""
-    config, workload = plan.model["config"], plan.workload
-    given = {
-        "batch": workload["batch"] // workload["accumulate"],
-        "seq": workload["seq"],
-        "dtype": workload["dtype"],
-    }
-    name = str(plan.model.get("source", "")).removeprefix("zoo:")
+    config, workload = plan.model.config, plan.workload
+    given: dict[str, Any] = {"batch": plan.graph_batch, "seq": workload.seq, "dtype": workload.dtype}
+    name = plan.model.source.removeprefix("zoo:")
     if name in ZOO:
         # A T5 has two depths, and a snapshot opens with one for both.
         depth = {int(config[field]) for field in ZOO[name].depth if field in config}
@@ -416,7 +413,7 @@ def load_plan_graph(plan: Plan) -> Graph:
         if dict(graph.config) == config:
             return graph
     graph = capture_graph(config["callable"]) if "callable" in config else capture_graph(config, **given)
-    return replace(graph, own_shapes=plan.own_shapes)
+    return replace(graph, own_shapes=plan.model.own_shapes)
 
 
 def with_dtype(graph: Graph, dtype: str) -> Graph:

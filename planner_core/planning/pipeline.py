@@ -460,6 +460,6 @@ def _choose_stages_alone(request: Request, error: NoPlanFits, graph: GraphSource
     """Return the draft of a stated budget that stages alone fit. Raises the error, with what stages take, if they do not fit either."""
     staged, reason = find_stages_in_budget(request, error, say, graph)
     assert error.nearest is not None
-    asked = replace(request, batch=error.nearest.workload["batch"], accumulate=error.nearest.accumulate)
+    asked = replace(request, batch=error.nearest.workload.batch, accumulate=error.nearest.accumulate)
     planner = prepare_planner(asked, graph(asked) if callable(graph) else None)
     return Draft(request, graph, planner, error.nearest, say, reasons={STAGES: reason}, staged=staged)

@@ -41,7 +41,7 @@ def unplanned_gradient_error(name: str) -> PlanMismatch:
 
 def describe_other_versions(plan: Plan) -> str:
     """Return the end of a sentence about libraries whose version has changed since the plan was made; "" if none has."""
-    planned = plan.model.get("versions", {})
+    planned = plan.model.versions
     here = {"torch": torch.__version__, "transformers": getattr(sys.modules.get("transformers"), "__version__", None)}
     changed = [
         f"{name} {planned[name]}, here is {version}"

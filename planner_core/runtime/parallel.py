@@ -82,7 +82,7 @@ class Parallel:
         weights = shard_model(
             model, self.planned.stored, mesh, self.axes, joint, self.planned.dtypes, self.agreement.wrap_init(init)
         )
-        unpadded_shapes = plan.own_shapes
+        unpadded_shapes = plan.model.own_shapes
         for weight in weights.values():
             weight.model = weakref.ref(self)
             weight.unpadded_shape = next((unpadded_shapes[n] for n in weight.names if n in unpadded_shapes), None)

@@ -18,7 +18,6 @@ from typing import Any
 from planner_core.core import (
     USUAL_STACK,
     CaptureError,
-    Cluster,
     DeviceMesh,
     Graph,
     InputError,
@@ -107,7 +106,7 @@ def _verify_at_full_size(plan: Plan, timeout_s: float, progress: Callable[[str],
     else:
         progress(f"one step of rank 0 of {plan.mesh.num_devices}")
         report = verify_fake(plan, graph=load_plan_graph(plan), timeout_s=timeout_s)
-    stack = plan.workload.get("stack")
+    stack = plan.workload.stack
     if stack not in (None, USUAL_STACK):
         report["memory_bytes"] |= {"stack": stack, "of_stack": plan.cost.memory_bytes["peak"]}
     return report
@@ -128,7 +127,7 @@ def count_small_stages(plan: Plan, ranks: int) -> int:
 
 def scaled(plan: Plan, ranks: int) -> Plan:
     """Scale a plan down to a small model of the same architecture and a mesh of `ranks` devices, in float32."""
-    config = plan.model.get("config") or {}
+    config = plan.model.config
     mesh = small_mesh(plan.mesh, ranks // count_small_stages(plan, ranks) if plan.pipeline else ranks)
     w, layers = plan.workload, count_small_stages(plan, ranks) * plan.pipeline.virtual if plan.pipeline else 2
     if "callable" in config:
@@ -138,7 +137,7 @@ def scaled(plan: Plan, ranks: int) -> Plan:
     failed: PlannerError | None = None
     unfit = False  # whether the first failure is a small model that cannot run, and not a config that cannot be built
     first: tuple[Plan, list[str]] | None = None
-    for (batch, seq), small in itertools.product(_sample_sizes(plan, ranks), _small_configs(config, w["seq"], layers)):
+    for (batch, seq), small in itertools.product(_sample_sizes(plan, ranks), _small_configs(config, w.seq, layers)):
         captured = False
         try:
             graph = capture_graph(small, batch=batch, seq=seq, dtype="float32")
@@ -159,7 +158,7 @@ def scaled(plan: Plan, ranks: int) -> Plan:
     if failed is not None:
         raise _unscalable_error(failed, plan, ranks) if unfit else failed
     raise InputError(
-        f"no small form of {plan.model['name']} has less than {MAX_PARAMETERS:,} parameters, and more are not run whole on CPU ",
+        f"no small form of {plan.model.name} has less than {MAX_PARAMETERS:,} parameters, and more are not run whole on CPU ",
         "processes; verify its plan with ",
         named_check("fake"),
     )
@@ -168,7 +167,7 @@ def scaled(plan: Plan, ranks: int) -> Plan:
 def _unscalable_error(failed: PlannerError, plan: Plan, ranks: int) -> PlannerError:
     """Return the error for a plan that fits no small model. `failed`: why the first one failed."""
     return InputError(
-        f"no small model of the architecture of {plan.model['name']} can run under this plan on {ranks} ranks (the first that was tried: ",
+        f"no small model of the architecture of {plan.model.name} can run under this plan on {ranks} ranks (the first that was tried: ",
         failed.sentence,
         "); verify it with ",
         named_check("fake"),
@@ -202,7 +201,7 @@ def _sample_sizes(plan: Plan, ranks: int) -> list[tuple[int, int]]:
     A model that pads its tokens to blocks runs other operators on few tokens. If a rank of the plan has one sample, a view may merge
     its dim with a sharded one, so a rank of the small plan must have one sample too. The largest size comes last.
     """
-    whole = plan.workload["seq"]
+    whole = plan.workload.seq
     if plan.graph_batch == 1:
         return list(dict.fromkeys([(1, SMALL_SEQ), (1, whole)]))
     some, one, *fewer = 4 * ranks, *reversed(divisors(ranks))
@@ -213,9 +212,9 @@ def _sample_sizes(plan: Plan, ranks: int) -> list[tuple[int, int]]:
 def _retarget(plan: Plan, graph: Graph, mesh: DeviceMesh, ranks: int) -> Plan:
     """Move the plan to another graph of the same architecture and another mesh with the same axes, in float32."""
     w = plan.workload
-    cluster = Cluster.from_json(dict(plan.cluster))
+    cluster = plan.cluster
     batch, seq = graph.workload["batch"], graph.workload["seq"]
-    workload = Workload(batch, seq, "float32", w["optimizer"], w["zero"], w["recompute"])
+    workload = Workload(batch, seq, "float32", w.optimizer, w.zero, w.recompute)
     cut = None
     if plan.pipeline:
         stages = count_small_stages(plan, ranks)
@@ -237,12 +236,12 @@ def _retarget(plan: Plan, graph: Graph, mesh: DeviceMesh, ranks: int) -> Plan:
 
 def _check_small_enough(plan: Plan) -> None:
     """Raise InputError if a user's model, which cannot be scaled down, is too large to run."""
-    count = int(plan.model["params"])
-    if str(plan.model["config"]["callable"]).endswith(".pt2"):
+    count = int(plan.model.params)
+    if str(plan.model.config["callable"]).endswith(".pt2"):
         raise InputError("an exported program cannot be scaled down; verify its plan with ", named_check("fake"))
     if count > MAX_PARAMETERS:
         raise InputError(
-            f"{plan.model['name']} has {count:,} parameters; a model given as path.py:callable cannot be scaled down, and one of more ",
+            f"{plan.model.name} has {count:,} parameters; a model given as path.py:callable cannot be scaled down, and one of more ",
             f"than {MAX_PARAMETERS:,} is not run whole on CPU processes; verify its plan with ",
             named_check("fake"),
             ", or let the callable build less",

@@ -12,7 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from planner_core.core import InputError, named_check
+from planner_core.core import InputError, Workload, named_check
 from planner_core.models.capture import returned_loss, standin_loss
 from planner_core.models.hooks import DROPOUTS, canonical_name, draws_dropout_mask, without_dropout_masks
 from planner_core.models.sources import (
@@ -137,12 +137,12 @@ def rank_call(parallel: Parallel, inputs: Mapping[str, Any], rank: int) -> Argum
 
 
 def make_example_inputs(
-    model: nn.Module, config: Any, workload: Mapping[str, Any], seed: int, *, meta_signals: bool = False
+    model: nn.Module, config: Any, workload: Workload, seed: int, *, meta_signals: bool = False
 ) -> dict[str, torch.Tensor]:
     """Make one global batch: random tokens, labels of which some are ignored, and images (on meta with `meta_signals`)."""
     if isinstance(config, ModelSource):
         return _callable_inputs(config, meta_signals)
-    inputs = make_training_inputs(model, config, int(workload["batch"]), int(workload["seq"]), str(workload["dtype"]))
+    inputs = make_training_inputs(model, config, workload.batch, workload.seq, workload.dtype)
     random = torch.Generator().manual_seed(seed)
     below = value_limits(type(model).__name__, config, inputs)
     padding = getattr(text_config(config), "pad_token_id", None)

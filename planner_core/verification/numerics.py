@@ -208,13 +208,13 @@ def _run_single_process(plan: Plan, dtype: str, nudge: float = 0.0) -> tuple[nn.
 
     Each weight is first changed by a random share of the order of `nudge`.
     """
-    model, parsed = build_whole_model(plan.model["config"], dtype, SEED)
+    model, parsed = build_whole_model(plan.model.config, dtype, SEED)
     if nudge:
         generator = torch.Generator().manual_seed(SEED)
         with torch.no_grad():
             for param in model.parameters():
                 param.mul_(1 + nudge * torch.randn(param.shape, generator=generator))
-    inputs = make_example_inputs(model, parsed, {**plan.workload, "dtype": dtype}, SEED)
+    inputs = make_example_inputs(model, parsed, replace(plan.workload, dtype=dtype), SEED)
     chance = WithoutDropout()
     # a model that draws numbers draws those of the plan's first step
     with seed_generators(unit_seed(0, 0), torch.device("cpu")), chance:
@@ -240,13 +240,13 @@ def _find_unsteady(plan: Plan) -> frozenset[str]:
 def compare_step(plan: Plan, dtype: str, unsteady: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return this rank's errors between a step under the plan and one in a single process, without those of `unsteady` weights."""
     mesh = init_device_mesh("cpu", plan.mesh.axis_sizes, mesh_dim_names=plan.mesh.axis_names)
-    workload, config = plan.workload, plan.model["config"]
+    workload, config = replace(plan.workload, dtype=dtype), plan.model.config
     whole, single, chance = _run_single_process(plan, dtype)
     model, parsed = build_whole_model(config, dtype, SEED)
     # Made a second time, since the forward of one process may have written into the first ones.
-    inputs = make_example_inputs(model, parsed, {**workload, "dtype": dtype}, SEED)
+    inputs = make_example_inputs(model, parsed, workload, SEED)
     turned = reverse_samples(inputs)
-    plan = replace(plan, workload={**workload, "dtype": dtype})
+    plan = replace(plan, workload=workload)
     model.__dict__["forward"] = chance.wrap(model.forward)
     parallel = Parallel(with_planned_loss(model, plan.model), plan, mesh)
     model.__dict__["forward"] = parallel.forward
@@ -258,7 +258,7 @@ def compare_step(plan: Plan, dtype: str, unsteady: frozenset[str] = frozenset())
         loss.backward()
         measured = {n: p.grad for n, p in model.named_parameters()}
         counted.phase = "optimizer"
-        adamw_step(model, bool(workload.get("offload")))
+        adamw_step(model, workload.offload)
     parallel.engine.trace(None)
     weights = parallel.engine.weights
     grads = {n: parallel.full(w, measured[n]) for n, w in weights.items() if measured[n] is not None}

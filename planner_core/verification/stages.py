@@ -221,12 +221,12 @@ def _compare_with_fallback(plan: Plan) -> dict[str, Any]:
 
 def compare_step(plan: Plan, dtype: str) -> dict[str, Any]:
     """Return the errors, over all ranks, between a step under the plan and the same micro-batches in one process."""
-    config, chance = plan.model["config"], WithoutDropout()
+    config, chance = plan.model.config, WithoutDropout()
     model, parsed = build_whole_model(config, dtype, SEED)
-    plan = replace(plan, workload={**plan.workload, "dtype": dtype})
+    plan = replace(plan, workload=replace(plan.workload, dtype=dtype))
     model.__dict__["forward"] = chance.wrap(model.forward)
     parallel = StagedParallel(with_planned_loss(model, plan.model), plan, mesh_of(plan, "cpu"))
-    inputs = _repeat_for_step(parallel, make_example_inputs(model, parsed, dict(plan.workload), SEED))
+    inputs = _repeat_for_step(parallel, make_example_inputs(model, parsed, plan.workload, SEED))
     turned = reverse_samples(inputs)
     counted = parallel.engine.count_collectives(parallel.mesh)
     with record_step(parallel, counted) as record:
@@ -309,7 +309,7 @@ def _stage_statistics(parallel: StagedParallel) -> dict[str, torch.Tensor]:
 
 def _repeat_for_step(parallel: StagedParallel, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Repeat example inputs for a whole step: a user's code returns those of one micro-batch."""
-    if "callable" not in (parallel.plan.model["config"] or {}):
+    if "callable" not in (parallel.plan.model.config):
         return inputs
     return _map_samples(parallel, inputs, lambda x: torch.cat([x] * parallel.micro_batches))
 

@@ -310,7 +310,7 @@ def test_a_proof_says_among_which_plans(
     best = load_plan(path)
     assert best.optimal and zero_stage(best) in stages
     if not narrowing:
-        found = price(capsys, *line[1:-2], "--layers", 1, "--seq", best.workload["seq"], "--layout", "fsdp=8")
+        found = price(capsys, *line[1:-2], "--layers", 1, "--seq", best.workload.seq, "--layout", "fsdp=8")
         assert found["best"]["step_time_s"] == pytest.approx(best.cost.step_time_s, rel=1e-9)
 
 

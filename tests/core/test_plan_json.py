@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pathlib
 import random
 from dataclasses import replace
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+import planner_core as shardscope
 from planner_core.core import BlockLabel, load_timing, params_by_pattern
 from planner_core.core.errors import InputError, PlannerError
 from planner_core.core.files import ASSETS
@@ -81,6 +83,49 @@ def test_every_plan_matches_the_schema_and_reads_back(request_: Request) -> None
         data = json.loads(json.dumps(plan_to_json(plan)))
         assert [e.message for e in schema().iter_errors(data)] == []
         assert plan_from_json(data) == plan, plan.name
+        assert json.dumps(plan_to_json(plan_from_json(data))) == json.dumps(plan_to_json(plan)), plan.name
+
+
+def test_a_plan_file_has_the_fields_that_it_had(tmp_path: pathlib.Path) -> None:
+    """In their order, so that files of two versions can be compared as text."""
+    machine = {"gpu": "a100-80gb-sxm", "levels": [{"name": "PCIe", "size": 4, "unit_gb_per_s": 25}], "gpus_per_node": 2}
+    (tmp_path / "mine.json").write_text(json.dumps(machine))
+    asked = Request(
+        "gpt2-xl", cluster=str(tmp_path / "mine.json"), layers=1, vocab_multiple=128, batch=16, accumulate=2
+    )
+    padded = plan_to_json(searched(replace(asked, attention="flash2", expert_imbalance=1.5)))
+    assert list(padded["model"].items())[:2] == [("name", "gpt2-xl"), ("source", "zoo:gpt2-xl")]
+    assert list(padded["model"])[2:] == ["params", "loss", "config", "layers", "versions", "own_shapes"]
+    assert padded["model"]["own_shapes"] == {"transformer.wte.weight": [50257, 1600]}
+    assert list(padded["workload"].items()) == [
+        ("attention", "flash2"),
+        ("compiled", False),
+        ("batch", 16),
+        ("seq", 1024),
+        ("dtype", "bfloat16"),
+        ("optimizer", "adamw"),
+        ("zero", 3),
+        ("recompute", "none"),
+        ("accumulate", 2),
+        ("precision", "mixed"),
+        ("expert_imbalance", 1.5),
+    ]
+    assert list(padded["cluster"]) == ["schema", "name", "description", "num_gpus", "gpus_per_node", "gpu", "levels"]
+    assert padded["cluster"]["name"] == "mine" and padded["cluster"]["gpu"]["name"] == "A100-SXM 80 GB"
+    staged = shardscope.price("gpt2-xl", cluster="1x8-h100", layout="pp=2,fsdp=4", stack="megatron", advise=False).plan
+    assert staged is not None and staged.pipeline is not None
+    data = plan_to_json(staged)
+    assert data["workload"]["stack"] == "megatron" and "own_shapes" not in data["model"]
+    for plan in (padded, data):
+        assert json.dumps(plan_to_json(plan_from_json(json.loads(json.dumps(plan))))) == json.dumps(plan)
+
+
+def test_a_plan_of_an_older_form_is_read() -> None:
+    """It was made on one GPU, and trained there (`bench/gpu`). Its form has no stages, and its fields have another order."""
+    data = json.loads((ASSETS.parent / "bench" / "gpu" / "plans" / "l8b_best.json").read_text())
+    plan = plan_from_json(data)
+    assert data["schema"] == "shardscope.plan/2" and plan.workload.to_json() == data["workload"]
+    assert (plan.model.name, plan.cluster.num_gpus, plan.pipeline) == (data["model"]["name"], plan.num_gpus, None)
 
 
 # --- files that are not plans ----------------------------------------------------------------------------------------
@@ -149,12 +194,23 @@ def test_a_changed_file_is_a_plan_or_is_refused_in_one_sentence() -> None:
             assert "plan MODEL -o FILE" in str(error)
             continue
         assert not by_schema, where
-        assert plan_to_json(read) == {"assumptions": {}, **data}, where  # files of old may lack them
+        written = plan_to_json(read)
+        assert without_defaults(written, {"assumptions": {}, **data}) == {"assumptions": {}, **data}, where
+        assert plan_from_json(written) == read, where
         try:
             check_rules(read, found.graph)  # whatever it finds: a sentence
         except PlannerError as error:
             assert str(error)
     assert 90 < refused < 245
+
+
+def without_defaults(written: Any, stated: Any) -> Any:
+    """What was written, without the fields that the file which was read left out: a cluster has them by default."""
+    if isinstance(written, dict) and isinstance(stated, dict):
+        return {key: without_defaults(written[key], value) for key, value in stated.items() if key in written}
+    if isinstance(written, list) and isinstance(stated, list) and len(written) == len(stated):
+        return [without_defaults(*both) for both in zip(written, stated, strict=True)]
+    return written
 
 
 def change(data: dict[str, Any], *where: Any, to: Any) -> dict[str, Any]:
@@ -185,6 +241,7 @@ def change(data: dict[str, Any], *where: Any, to: Any) -> dict[str, Any]:
             "'Layer#x' is not the name of a block",
         ),
         (("model",), {}, "broken plan file: model.name is missing"),
+        (("cluster", "num_gpus"), 7, "broken plan file: cluster: num_gpus is 7, but level sizes 8×2 make 16;"),
     ],
 )
 def test_what_is_wrong_is_named(where: Path, to: Any, says: str) -> None:

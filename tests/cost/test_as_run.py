@@ -71,7 +71,7 @@ def test_a_run_states_its_torch_and_a_plan_keeps_it(tmp_path: Path) -> None:
     plan = priced("llama-3-8b", "dp=8", attention="sdpa:2.9", layers=2, micro_batch=1)
     assert plan.cost.compute_time_s > priced("llama-3-8b", "dp=8", layers=2, micro_batch=1).cost.compute_time_s
     save_plan(plan, tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json").workload["attention"] == "sdpa:2.9"
+    assert load_plan(tmp_path / "plan.json").workload.attention == "sdpa:2.9"
     with pytest.raises(InputError, match=r'sdpa:latest.*give e\.g\. attention="sdpa:2\.9"'):
         priced("llama-3-8b", "dp=8", attention="sdpa:latest")
 

@@ -85,7 +85,7 @@ def test_the_shortest_step_leads_and_a_note_bounds_what_is_left() -> None:
     (note,) = [n for n in map(str, result.notes) if "waits for its host" in n]
     assert f"no such plan's step is shorter than {1e3 * best.bound:.4g} ms" in note
     assert note.endswith("larger micro-batches wait less, and compiled may")
-    compiled = replace(best, workload={**best.workload, "compiled": True})  # to compile was advised to who compiles
+    compiled = replace(best, workload=replace(best.workload, compiled=True))  # to compile was advised to who compiles
     assert str(*note_host_wait(compiled)).endswith("larger micro-batches wait less")
 
 

@@ -228,7 +228,7 @@ def test_blocks_that_keep_some_results_take_what_was_predicted(model: str) -> No
         found += [made[name if name in made else "data parallel"] for name in names]
     assert all(b.kept or b.recompute == "full" for p in found for label, b in p.blocks.items() if label)
     for plan, report in zip(found, verify_fake_all(found), strict=True):
-        assert report["collectives_ok"], (plan.name, plan.workload["recompute"])
+        assert report["collectives_ok"], (plan.name, plan.workload.recompute)
         assert report["memory_bytes"]["rel_error"] < 0.015, (plan.name, plan.workload, report["memory_bytes"])
 
 

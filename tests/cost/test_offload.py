@@ -40,7 +40,7 @@ def test_the_step_takes_both_ways_of_the_moments_longer(optimizer: str, moments:
 def test_the_search_counts_them_as_the_plan_does() -> None:
     """The exact plan is proven; the tensors at its peak add up to it."""
     plan = searched(Request("llama-3-8b", cluster="1x8-h100", layers=LAYERS, mesh="2x4", offload=True))
-    assert plan.optimal and plan.workload["offload"] is True and plan.cost
+    assert plan.optimal and plan.workload.offload is True and plan.cost
     held = tensors_at_peak(plan.blocks, load_plan_graph(plan), cost_model_of(plan))
     assert sum(h.total_bytes for h in held) == plan.cost.memory_bytes["peak"]
     assert not [h for h in held if h.kind == "optimizer" and h.num_bytes]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from planner_core.core import PHASES, Cluster, Cost, Plan, Traffic, load_cluster
+from planner_core.core import PHASES, Cluster, Cost, Plan, PlannedModel, Traffic, Workload, load_cluster
 from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.cost.communication.collectives import KINDS, collective_time, wire_bytes
 from planner_core.cost.communication.links import axis_links, rank_groups
@@ -65,7 +65,9 @@ def test_shares_of_a_group_add_up(algorithm: str, size: int) -> None:
 
 def one_collective(kind: str, algorithm: str, mesh: DeviceMesh, axis: int, size: int) -> Plan:
     traffic = Traffic("forward", kind, (axis,), 1, size, wire_bytes(kind, size, mesh.axis_sizes[axis]), 0.0, algorithm)
-    return Plan("one", "exact", "time", True, {}, {}, {}, mesh, {}, Cost(0, 0, 0, 0, (traffic,), {"peak": 0}))
+    model, load, machine = PlannedModel("none", 0, "", {}), Workload(1, 1), load_cluster("1x8-h100")
+    cost = Cost(0, 0, 0, 0, (traffic,), {"peak": 0})
+    return Plan("one", "exact", "time", True, model, load, machine, mesh, {}, cost)
 
 
 def bytes_leaving_units(

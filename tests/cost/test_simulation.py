@@ -174,9 +174,7 @@ def test_each_message_of_the_timed_step_is_one_of_the_simulation(result: Result)
             == pytest.approx(simulate_step(plan, result.graph))
         )
         issued = [
-            e
-            for e in schedule_events(plan, result.graph, micro_batches=int(plan.workload["accumulate"]))
-            if e.what == "issue"
+            e for e in schedule_events(plan, result.graph, micro_batches=plan.workload.accumulate) if e.what == "issue"
         ]
         assert sum(m.packed for m, _, _ in of_weights) == sum(e.packed for e in issued)
         at_operators = sum(w.sent.count for w in sent if isinstance(w.sent, Message))
@@ -197,5 +195,5 @@ def test_faster_links_shorten_the_simulated_step() -> None:
     found = planned(Request("llama-3-8b", layers=4))
     plan = next(p for p in found.plans if p.name == "FSDP")
     fast = found.cluster.with_bandwidth(2.0)
-    assert simulate_step(replace(plan, cluster=fast.to_json()), found.graph) < simulate_step(plan, found.graph)
+    assert simulate_step(replace(plan, cluster=fast), found.graph) < simulate_step(plan, found.graph)
     assert isinstance(plan.mesh, DeviceMesh)

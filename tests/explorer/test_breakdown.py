@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from explorer.analysis import breakdown as parts
 from explorer.figures.palette import MEMORY_KINDS
-from planner_core.core import Cluster, Plan, Workload
+from planner_core.core import Plan
 from planner_core.cost import cost_model, cost_model_of, price_with_host
 from planner_core.cost.memory import tensors_at_peak, walk
 from planner_core.models import ZOO
@@ -73,8 +74,8 @@ def test_the_memory_opens_with_masters_and_micro_batches(precision: str, accumul
     """Working copies stand beside master weights, gradients through the micro-batches of a step: every one is listed."""
     found = planned(Request("gpt2-xl", layers=2))
     for plan in found.plans:
-        load = Workload(**{**plan.workload, "precision": precision, "accumulate": accumulate})
-        model = cost_model(Cluster.from_json(plan.cluster), plan.mesh, load)
+        load = replace(plan.workload, precision=precision, accumulate=accumulate)
+        model = cost_model(plan.cluster, plan.mesh, load)
         listed: Counter[str] = Counter()
         for h in tensors_at_peak(plan.blocks, found.graph, model):
             listed[h.kind] += h.total_bytes

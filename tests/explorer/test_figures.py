@@ -99,7 +99,7 @@ def test_the_drawing_shows_every_gpu_and_every_pair_that_talks(result: Result, t
 def test_the_parts_of_what_a_gpu_sends_add_up_to_the_sum_of_its_row(plans: dict[str, Plan]) -> None:
     """As on each link of the drawing: what goes on to another node is not counted inside as well."""
     plan = plans["FSDP"]
-    matrix = bytes_between_gpus(plan, topology.cluster_of(plan), PHASES)
+    matrix = bytes_between_gpus(plan, plan.cluster, PHASES)
     beyond = matrix[:8, 8:].sum() / 8
     near, far = units.traffic(matrix[0].sum() - beyond), units.traffic(beyond)
     assert beyond > 0
@@ -204,7 +204,7 @@ def test_a_plan_is_drawn_on_its_own_cluster(result: Result, far: Result) -> None
 
 def test_steps_of_other_batches_are_told_by_the_sample(result: Result, far: Result) -> None:
     def told(seq: int, size: int) -> None:
-        there = replace(far.best, workload={**far.best.workload, "seq": seq})
+        there = replace(far.best, workload=replace(far.best.workload, seq=seq))
         said = words.compare_steps(result.best, there)
         of = "sample" if seq == result.workload.seq else "token"
         assert f"a {of}" in said and "a step" not in said

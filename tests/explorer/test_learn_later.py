@@ -347,7 +347,7 @@ def test_21_the_table_follows_the_controls_and_is_the_planners(n: int, tokens: i
         assert told.plan is not None
         peak, seconds, fits, texts = found[way]
         assert (peak, fits) == (told.plan.cost.memory_bytes["peak"], told.plan.fits)
-        assert texts == (16 if layout == "fsdp=16" else rest) == told.plan.workload["batch"]
+        assert texts == (16 if layout == "fsdp=16" else rest) == told.plan.workload.batch
         assert seconds == pytest.approx(told.plan.cost.step_time_s, rel=1e-6)
         assert way in picture and units.seconds(seconds) in picture
 

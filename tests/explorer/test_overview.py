@@ -237,7 +237,7 @@ def test_a_plan_of_one_stage_that_does_not_fit_is_not_the_best_or_proven() -> No
 def test_a_plan_is_not_measured_against_its_own_name(result: Result) -> None:
     """Plans of one layout that do not do the same in a step are told apart by what they do."""
     plan = result.best
-    slower = replace(plan, workload={**plan.workload, "accumulate": 2})
+    slower = replace(plan, workload=replace(plan.workload, accumulate=2))
     listed = [ListedPlan("a", "recommended"), ListedPlan("b", "trade-off")]
     nothing = dict.fromkeys(step_parts.PARTS, 0.0)
     parts = {"a": nothing | {step_parts.COMPUTE: 1.0}, "b": nothing | {step_parts.COMPUTE: 1.5}}
@@ -293,7 +293,7 @@ def test_names_tell_plans_of_one_layout_apart_in_the_words_of_the_field(result: 
     full = replace(fsdp, blocks={k: replace(b, recompute="full") if k else b for k, b in fsdp.blocks.items()})
     plans = {
         "one": fsdp,
-        "four": replace(fsdp, workload={**fsdp.workload, "accumulate": 4}),
+        "four": replace(fsdp, workload=replace(fsdp.workload, accumulate=4)),
         "again": full,
         "other": result.best,
     }

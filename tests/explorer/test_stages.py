@@ -11,7 +11,6 @@ from explorer.address import setups
 from explorer.analysis import differences, rows, step_parts, streams
 from explorer.analysis.shortlist import ListedPlan, choose_opponent
 from explorer.components.overview import table
-from explorer.figures import topology
 from explorer.figures.palette import WORK
 from explorer.graph.modules import group_by_module
 from explorer.graph.scene import build_scene
@@ -118,12 +117,12 @@ def test_who_sends_to_whom_has_the_sends_between_stages(staged: tuple[Planner, P
     _, plan = staged
     cut, cost, n = plan.pipeline, plan.cost.pipeline, plan.mesh.num_devices
     assert cut and cost
-    matrix = bytes_between_gpus(plan, topology.cluster_of(plan), PHASES)
+    matrix = bytes_between_gpus(plan, plan.cluster, PHASES)
     assert matrix.shape == (16, 16)
     first = cost.stages[0]
     assert first.send_bytes > 0
     assert matrix[0, n] >= 8 * first.send_bytes
-    forward = bytes_between_gpus(plan, topology.cluster_of(plan), ("forward",))
+    forward = bytes_between_gpus(plan, plan.cluster, ("forward",))
     assert np.count_nonzero(forward[0, n:]) == 1, "a GPU hands its part to one GPU of the next rank"
     assert sent_per_gpu(plan) >= sum(t.wire_bytes for t in plan.cost.traffic) + 8 * first.send_bytes
 

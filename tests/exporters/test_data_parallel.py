@@ -273,7 +273,7 @@ def test_images_have_no_tokens_to_state(target: str) -> None:
     stated = Statement(parse_layout("fsdp=8"), micro_batch=2, accumulate=2, layers=2)
     for model, seq in (("vit-large", None), ("llama-3-8b", 1)):
         plan = pricer(model, "1x8-h100").plan(stated.but(seq=seq))
-        assert plan is not None and plan.workload["seq"] == 1
+        assert plan is not None and plan.workload.seq == 1
         said = " ".join(map(name_flags, export_text(plan, target).remarks))
         assert "price --config FILE" in said or target == "deepspeed"
         assert ("--seq 1" in said) == (model == "llama-3-8b")
@@ -284,9 +284,9 @@ def test_fsdp2_code_names_the_layout_that_prices_it() -> None:
     plan = plans()["FSDP"]
     said = "price --config FILE reads no such file; state it as --layout fsdp=2 --micro-batch 4 --accumulate 1 --seq 16 --dtype float32"
     assert name_flags(export_text(plan, "fsdp2").remarks[-1]) == said
-    run = {"stack": "fsdp2", "gradients": "bfloat16", "loss": "whole", "optimizer": "sgd", "precision": "pure"}
     beside = "--optimizer sgd --precision pure --stack fsdp2 --loss whole --gradients bfloat16"
-    stated = replace(plan, workload={**plan.workload, **run})
+    kernels = replace(plan.workload, stack="fsdp2", loss="whole")
+    stated = replace(plan, workload=replace(kernels, gradients="bfloat16", optimizer="sgd", precision="pure"))
     assert name_flags(export_text(stated, "fsdp2").remarks[-1]).endswith(f"--seq 16 --dtype float32 {beside}")
     stays = {
         label: replace(b, params={n: replace(p, gathered=(), working=(R,)) for n, p in b.params.items()})
@@ -300,7 +300,7 @@ def test_accelerate_says_where_it_sums_gradients_otherwise() -> None:
     for name, sums in (("FSDP", "bfloat16"), ("data parallel", "float32")):
         plan = plans()[name]
         for gradients in ("float32", "bfloat16"):
-            load = {**plan.workload, "dtype": "bfloat16", "precision": "mixed", "gradients": gradients}
+            load = replace(plan.workload, dtype="bfloat16", precision="mixed", gradients=gradients)
             made = export_text(replace(plan, workload=load), "accelerate")
             assert (f"sums gradients in {sums} here" in " ".join(made.remarks)) == (gradients != sums), (
                 name,
@@ -311,7 +311,7 @@ def test_accelerate_says_where_it_sums_gradients_otherwise() -> None:
 def test_accelerate_leaves_micro_batches_to_the_script() -> None:
     """Its file has no field for them, so a remark says what the script has to state."""
     plan = plans()["FSDP"]
-    parts = replace(plan, workload={**plan.workload, "batch": 24, "accumulate": 3})
+    parts = replace(plan, workload=replace(plan.workload, batch=24, accumulate=3))
     said = "batches of 4 samples on each rank and Accelerator(gradient_accumulation_steps=3)"
     assert said in " ".join(export_text(parts, "accelerate").remarks)
     assert "gradient_accumulation_steps" not in " ".join(export_text(plan, "accelerate").remarks)
@@ -339,7 +339,7 @@ def test_the_nearest_plan_shards_weights_whatever_the_zero_stage_of_the_given_on
     """
     request = Request("llama-3-8b", cluster="1x8-h100", mesh="4x2", batch=16, seq=512, layers=2, recompute="none")
     given = {p.name: p for p in plan_model(request).plans}["Megatron-LM + sequence parallel"]
-    assert given.workload["zero"] == 1
+    assert given.workload.zero == 1
     priced = pricer("llama-3-8b", "1x8-h100").plan(Statement(parse_layout("fsdp=8"), 2, seq=512, layers=2))
     near = nearest_text(given, target).nearest
     assert priced is not None and near is not None
@@ -385,8 +385,8 @@ def test_a_launch_names_the_data_that_the_script_reads() -> None:
     }
     for name, option in options.items():
         config = {"architectures": [name]}
-        assert data_option(replace(plan, model={**plan.model, "config": config})) == option
-    unnamed = replace(plan, model={**plan.model, "config": {"model_type": "llama"}})
+        assert data_option(replace(plan, model=replace(plan.model, config=config))) == option
+    unnamed = replace(plan, model=replace(plan.model, config={"model_type": "llama"}))
     assert data_option(unnamed) == " --data TOKENS_OR_DATASET"
-    own = replace(plan, model={**plan.model, "config": {"callable": "model.py:build"}})
+    own = replace(plan, model=replace(plan.model, config={"callable": "model.py:build"}))
     assert data_option(own) == "", "the script refuses the option for a model that brings its inputs"

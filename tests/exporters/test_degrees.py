@@ -161,7 +161,7 @@ def with_policies(plan: Plan, *policies: str) -> Plan:
         f"{label}#{i}": replace(block, recompute=policy, prefixes=(prefix,))
         for i, (policy, prefix) in enumerate(zip(policies, block.prefixes, strict=True))
     }
-    workload = dict(plan.workload, recompute=policies[0] if len(set(policies)) == 1 else "auto")
+    workload = replace(plan.workload, recompute=policies[0] if len(set(policies)) == 1 else "auto")
     return replace(plan, blocks={"": plan.blocks[""], **parts}, workload=workload)
 
 

@@ -85,9 +85,8 @@ def test_what_no_tool_holds_names_the_search_for_a_tool() -> None:
             export_text(plan, target)
         searches = " or ".join(f"--for {tool}" for tool in tools.split(" or "))
         assert name_flags(refused.value.sentence).endswith(f"; {searches} plans what it can be told")
-    encoder = replace(
-        plan, model={**plan.model, "config": {**plan.model["config"], "num_hidden_layers": 7, "model_type": "t5"}}
-    )
+    config = {**plan.model.config, "num_hidden_layers": 7, "model_type": "t5"}
+    encoder = replace(plan, model=replace(plan.model, config=config))
     with pytest.raises(InputError) as refused:
         export_text(encoder, "torchtitan")
     assert "--for" not in name_flags(refused.value.sentence), "it has no stages of such a model"

@@ -57,7 +57,7 @@ def planned(name: str, mesh: str = "2x8") -> dict[str, Plan]:
 def consume(name: str, which: str, target: str, folder: Path) -> dict[str, Any]:
     """The scaled plan exported and run by its consumer on 2 ranks."""
     plan = scaled(planned(name)[which], 2)
-    config = plan.model["config"]
+    config = plan.model.config
     model: Any = build_from_config(config, "float32")[0]
     materialise(model, gentle_initializer(model, 0))
     model.save_pretrained(folder / "model")
@@ -234,7 +234,7 @@ def test_zero_stages_of_deepspeed_and_megatron() -> None:
 def test_the_dtype_of_a_plan_is_that_of_the_run(dtype: str, section: str | None, flag: str | None) -> None:
     """A tool that is told of no dtype takes its own: float32 in DeepSpeed and Megatron-LM, bfloat16 in torchtitan."""
     plan = of_layout("dp=2,tp=4")
-    plan = replace(plan, workload={**plan.workload, "dtype": dtype})
+    plan = replace(plan, workload=replace(plan.workload, dtype=dtype))
     settings = json.loads(TARGETS["deepspeed"].write(plan)[0])
     assert [name for name in ("bf16", "fp16") if name in settings] == ([section] if section else [])
     arguments = megatron_flags(TARGETS["megatron"].write(plan)[0])
@@ -577,7 +577,7 @@ def test_megatron_core_builds_the_architecture(more: dict[str, Any]) -> None:
     assert (flags["normalization"], flags["position-embedding-type"]) == ("RMSNorm", "rope")
     assert (flags["vocab-size"], flags["make-vocab-size-divisible-by"], flags["rotary-base"]) == (250, 1, 50000)
     ((count, epsilon),) = run_ranks(built_by_megatron, 1, (text.split(),), backend=None)
-    assert count == plan.model["params"] and epsilon == 1e-6
+    assert count == plan.model.params and epsilon == 1e-6
 
 
 def by_itself(package: str, path: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch.nn.utils.parametrize import ParametrizationList
 
-from planner_core.core import CaptureError, InputError, Op
+from planner_core.core import CaptureError, InputError, Op, Workload
 from planner_core.models.loading import capture_graph
 from planner_core.models.sources import build_from_config, make_training_inputs
 from planner_core.verification.build_models import build_whole_model, make_example_inputs
@@ -66,7 +66,7 @@ def test_a_model_whose_inputs_nobody_makes_is_refused_with_a_way_out(kind: str) 
 def test_a_batch_for_verification_has_no_padding() -> None:
     """The plan is for a batch without padding. DPR makes a mask of its own where it sees some."""
     module, parsed, _ = build_from_config({"model_type": "dpr", **TEXT}, "float32")
-    drawn = make_example_inputs(module, parsed, {"batch": 8, "seq": 32, "dtype": "float32"}, seed=0)
+    drawn = make_example_inputs(module, parsed, Workload(8, 32, "float32"), seed=0)
     assert (drawn["input_ids"] != parsed.pad_token_id).all() and len(drawn["input_ids"].unique()) > 32
 
 
@@ -104,5 +104,5 @@ def test_a_weight_that_a_module_computes_begins_as_a_usual_one(kind: str) -> Non
     module, parsed = build_whole_model(config, "float64", seed=0)
     (computed,) = [m for m in module.modules() if isinstance(m, ParametrizationList)]
     assert 0.01 < float(computed().std()) < 0.03
-    out = module(**make_example_inputs(module, parsed, {"batch": 2, "seq": 16, "dtype": "float64"}, seed=0))
+    out = module(**make_example_inputs(module, parsed, Workload(2, 16, "float64"), seed=0))
     assert out.logits.isfinite().all()

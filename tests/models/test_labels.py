@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from planner_core.core import InputError
+from planner_core.core import InputError, Workload
 from planner_core.models.loading import capture_graph
 from planner_core.models.sources import build_from_config, value_limits
 from planner_core.verification.build_models import build_whole_model, make_example_inputs
@@ -73,7 +73,7 @@ def test_labels_have_the_form_and_the_range_that_a_model_asks_for(name: str) -> 
     sizes, wanted = CASES[name]
     config = {**sizes, "architectures": [name]}
     module, parsed = build_whole_model(config, "float32", seed=0)
-    drawn = make_example_inputs(module, parsed, {"batch": 8, "seq": 32, "dtype": "float32"}, seed=0)
+    drawn = make_example_inputs(module, parsed, Workload(8, 32, "float32"), seed=0)
     below = value_limits(name, parsed, drawn)
     assert {n: (tuple(drawn[n].shape), below.get(n)) for n in wanted} == wanted
     assert all(int(drawn[n].max()) < most for n, most in below.items())
@@ -92,7 +92,7 @@ def test_a_model_of_two_models_is_told_its_decoders_words() -> None:
         "decoder": reads,
     }
     module, parsed, _ = build_from_config(config, "float32")
-    drawn = make_example_inputs(module, parsed, {"batch": 8, "seq": 32, "dtype": "float32"}, seed=0, meta_signals=True)
+    drawn = make_example_inputs(module, parsed, Workload(8, 32, "float32"), seed=0, meta_signals=True)
     assert {"input_ids", "decoder_input_ids", "labels"} <= set(drawn)
     assert capture_graph(config, batch=8, seq=32, dtype="float32").loss == "the model's own loss"
 

@@ -272,7 +272,7 @@ def test_a_good_plan_is_shown_before_other_numbers_are_searched() -> None:
     (place,) = (k for k, event in enumerate(events) if isinstance(event, Plan))
     first = events[place]
     assert isinstance(first, Plan) and first.fits and {*events[:place]} == {1} and {1, 2} <= {*events[place + 1 :]}
-    assert 16 not in events and plan.fits and plan.workload["accumulate"] == 1
+    assert 16 not in events and plan.fits and plan.workload.accumulate == 1
     assert first.bound is not None and plan.bound is not None and first.bound < plan.bound
     assert plan.cost.gpu_time_s <= first.cost.gpu_time_s <= first.bound * (1 + micro_batches.GOOD_GAP)
 

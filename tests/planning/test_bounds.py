@@ -196,7 +196,7 @@ def test_a_number_is_found_that_fits_where_neither_the_first_nor_the_last_does()
     """With four micro-batches each of six GPUs has a sample. With one it has four of them, and a single sample is not dealt out."""
     request = Request("t5-large", cluster="1x8-h100:gpus=6", batch=24, seq=512, layers=2, recompute="full", zero=None)
     plan = chosen(replace(request, tool="deepspeed", accumulate=None, memory_gb=0.55))
-    assert plan is not None and plan.workload["accumulate"] == 4
+    assert plan is not None and plan.workload.accumulate == 4
 
 
 FEW_RANKS = Request(
@@ -213,7 +213,7 @@ def test_a_tools_number_is_found_that_gives_few_data_ranks_a_sample() -> None:
     stated = Statement(Layout(dp=3, tp=2, sp=True, zero=1), 1, 4, seq=2048, layers=2, recompute="none")
     check_bound((asked, stated), 1.0)
     best = chosen(replace(asked, memory_gb=9.3))
-    assert best is not None and best.workload["accumulate"] == 4
+    assert best is not None and best.workload.accumulate == 4
     # The sums of a plan of one micro-batch fit, its peak does not. That closes no bound, so nothing is called proven.
     assert best.bound is not None and 0 < best.bound < best.cost.gpu_time_s and not best.optimal
     with pytest.raises(NoPlanFits) as refused:
@@ -389,7 +389,7 @@ def test_fsdp_that_has_no_sample_to_spare_is_shown_where_it_does_not_fit() -> No
     planner = prepare_planner(replace(request, accumulate=1))
     numbers = MicroBatchNumbers(planner, None, lambda text: None, several=True)
     rows = {p.method: p for p in plan_baselines(planner, candidate_meshes(request, planner.cluster), "auto", numbers)}
-    assert not rows["fsdp"].fits and rows["fsdp"].workload["accumulate"] == 1
+    assert not rows["fsdp"].fits and rows["fsdp"].workload.accumulate == 1
 
 
 @pytest.mark.slow

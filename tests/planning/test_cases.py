@@ -96,7 +96,7 @@ def test_the_samples_of_example_inputs_are_taken_if_none_are_stated() -> None:
     """A model of code has its samples, tokens and dtype; the defaults of options are not taken for a person's words."""
     priced = shardscope.price(net(), inputs=(X,), cluster="1x8-h100", layout="dp=2,tp=4", advise=False)
     assert (priced.stated.micro_batch, priced.stated.batch) == (4, 8)
-    assert priced.plan is not None and priced.plan.workload["dtype"] == "bfloat16"
+    assert priced.plan is not None and priced.plan.workload.dtype == "bfloat16"
     with pytest.raises(InputError, match=r"have batch 8, and micro_batch makes it 4; leave micro_batch out"):
         shardscope.price(net(), inputs=(X,), cluster="1x8-h100", layout="dp=2,tp=4", micro_batch=2, advise=False)
     with pytest.raises(InputError, match=r"8 samples, which cannot be dealt to the 16 data-parallel ranks of dp=16"):
@@ -105,7 +105,7 @@ def test_the_samples_of_example_inputs_are_taken_if_none_are_stated() -> None:
 
 def test_what_helps_keeps_the_samples_of_example_inputs() -> None:
     priced = shardscope.price(net(), inputs=(X,), cluster="1x8-h100", layout="fsdp=8", accumulate=2)
-    assert priced.best is not None and priced.best.workload["batch"] == 16
+    assert priced.best is not None and priced.best.workload.batch == 16
     assert {s.stated.graph_batch for s in priced.suggestions} <= {8}
 
 
@@ -116,7 +116,7 @@ def test_a_file_of_a_person_is_priced_without_more_options(tmp_path: Path) -> No
         "    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))\n    return net, (torch.zeros(4, 64),)\n"
     )
     priced = shardscope.price(f"{file}:build", cluster="1x8-h100:gpus=2", layout="tp=2", advise=False)
-    assert priced.plan is not None and priced.plan.workload["dtype"] == "float32" and priced.stated.micro_batch == 4
+    assert priced.plan is not None and priced.plan.workload.dtype == "float32" and priced.stated.micro_batch == 4
 
 
 @pytest.mark.parametrize(

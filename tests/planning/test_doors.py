@@ -82,7 +82,7 @@ def check_doors(asked: tuple[str, str, dict[str, Any]], capsys: pytest.CaptureFi
     stated = next((plan for plan in result.plans if plan.name == STATED), None)
     if stated is not None:
         run = {name: v for name, v in given_options.items() if name not in ("zero", "tool", "layout")}
-        run |= {name: stated.workload[name] for name in ("accumulate", "recompute", "stack", "gradients")}
+        run |= {name: getattr(stated.workload, name) for name in ("accumulate", "recompute", "stack", "gradients")}
         priced = shardscope.price(model, cluster=cluster, layout=options["layout"], **run, advise=False).plan
         assert priced is not None and (priced.cost, priced.fits) == (stated.cost, stated.fits)
 

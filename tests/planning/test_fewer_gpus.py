@@ -51,9 +51,7 @@ def test_a_node_that_is_as_fast_as_all_that_repeat_its_work_is_named() -> None:
     """`2 idle x 8 data` was recommended, 216 ms, and no word said that one node alone takes 213 for half the money."""
     asked = Request("vit-large", cluster="2x8-v100-eth", layers=4)
     found = plan_model(asked, passes={"fewer GPUs": add_fewer_gpus})
-    alone = plan_model(
-        replace(asked, cluster="2x8-v100-eth:nodes=1", batch=found.best.workload["batch"]), passes={}
-    ).best
+    alone = plan_model(replace(asked, cluster="2x8-v100-eth:nodes=1", batch=found.best.workload.batch), passes={}).best
     (told,) = (note.sentence for note in found.notes if "GPUs alone" in note.sentence)
     assert told.startswith(f"8 of these GPUs alone (8) would take {time_amount(alone.cost.step_time_s)} instead of ")
     assert told.endswith(": the others repeat the same work")

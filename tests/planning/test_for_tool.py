@@ -178,7 +178,7 @@ def test_the_best_of_all_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(for_tool, "_choose_free", lambda *args: (searches.append(args[0]), choose(*args))[1])
     asked = replace(ASKED, cluster="1x8-h100:gpus=2", tool="deepspeed", batch=4, seq=512, layers=2)
     plan = for_tool.choose_for_tool(asked, None, lambda text: None)[1]
-    assert [one.gradients for one in searches] == [plan.workload["gradients"]] == ["bfloat16"]
+    assert [one.gradients for one in searches] == [plan.workload.gradients] == ["bfloat16"]
 
 
 @pytest.mark.parametrize("accumulate", [None, 1])

@@ -36,8 +36,8 @@ def price_exported(plan: Plan, tool: str, folder: Path, request: Request) -> Pri
     setup = read_setup(file, cluster.num_gpus)
     sizes: dict[str, Any] = {"layers": request.layers, "seq": request.seq}
     if tool == "accelerate":
-        ranks, accumulate = setup.layout.data, int(plan.workload["accumulate"])
-        sizes |= {"micro_batch": plan.workload["batch"] // ranks // accumulate, "accumulate": accumulate}
+        ranks, accumulate = setup.layout.data, plan.workload.accumulate
+        sizes |= {"micro_batch": plan.workload.batch // ranks // accumulate, "accumulate": accumulate}
     pricer = Pricer(request.model, cluster)
     stated, _ = pricer.stated_model.state_run(setup.layout, setup.override_options(setup.layout, sizes))
     return price_statement(pricer, stated, advise=False)

@@ -235,6 +235,6 @@ def test_a_trade_off_is_said_to_be_unbeaten_by_what_is_shown_alone() -> None:
     request = Request(model="gpt2-xl", layers=2, cluster="1x8-h100", mesh="8", recompute="auto", accumulate=None)
     found = plan_model(request, passes={"trade-offs": add_trade_offs})
     corners = [p for p in found.plans if p.role is PlanRole.TRADE_OFF]
-    assert corners and {p.workload["recompute"] for p in corners} == {"none"}
+    assert corners and {p.workload.recompute for p in corners} == {"none"}
     assert "no plan shown is better in both" in glossary.PLANS["trade-off"]
     assert "no plan shown is better in both" in glossary.ROW_WORDS["trade-off"]

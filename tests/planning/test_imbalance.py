@@ -103,8 +103,8 @@ def test_it_is_said_and_kept() -> None:
     found = mixtral(1.5)
     assert any("1.5 times the mean" in note.sentence for note in found.notes)
     assert not any("the mean" in note.sentence for note in mixtral(1.0).notes)
-    assert plan_from_json(plan_to_json(found.plans[0])).workload["expert_imbalance"] == 1.5
-    assert "expert_imbalance" not in mixtral(1.0).plans[0].workload
+    assert plan_from_json(plan_to_json(found.plans[0])).workload.expert_imbalance == 1.5
+    assert "expert_imbalance" not in plan_to_json(mixtral(1.0).plans[0])["workload"]
 
 
 @pytest.mark.parametrize("load", [0.5, -1.0, 1e6, float("nan")])

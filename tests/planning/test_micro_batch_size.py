@@ -22,7 +22,7 @@ def test_it_bounds_the_search() -> None:
         result = planned(replace(ASKED, micro_batch=size))
         best = result.best
         assert {micro_batch(p) for p in result.plans} == {size}
-        assert size * best.workload["accumulate"] * 8 >= 32
+        assert size * best.workload.accumulate * 8 >= 32
         assert best.fits and best.optimal
         fastest = min(p.cost.step_time_s for p in result.plans if p.fits)
         assert fastest >= best.cost.step_time_s * (1 - 1e-9)

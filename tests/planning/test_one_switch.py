@@ -51,7 +51,7 @@ def test_rows_of_other_baselines_may_mix() -> None:
     """The exported script runs any mixture, so FSDP has one where that fits and is faster."""
     found = rows(batch=64, seq=4096, accumulate=8)
     assert len({b.recompute for label, b in found["fsdp"].blocks.items() if label}) > 1
-    assert all(found[method].workload["recompute"] in ("none", "full") for method in ONE_SWITCH)
+    assert all(found[method].workload.recompute in ("none", "full") for method in ONE_SWITCH)
 
 
 def test_a_switch_that_cannot_win_has_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_a_switch_that_cannot_win_has_no_network(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Planner, "problem", spy)
     found = rows(memory_gb=40, batch=64, seq=4096, accumulate=8)
-    assert all(found[method].workload["recompute"] == "none" for method in ONE_SWITCH)
+    assert all(found[method].workload.recompute == "none" for method in ONE_SWITCH)
     assert "none" in built and "full" not in built
 
 
@@ -145,6 +145,6 @@ def test_a_row_that_does_not_fit_is_the_run_that_it_is_named_after(
     )
     run = Pricer("llama-3-70b", planner.cluster, 5).plan(stated)
     assert run is not None and not row.fits
-    assert (micro_batch(row), row.workload["accumulate"]) == (size, number)
+    assert (micro_batch(row), row.workload.accumulate) == (size, number)
     assert row.cost.memory_bytes["peak"] == pytest.approx(run.cost.memory_bytes["peak"], rel=1e-3)
     assert row.cost.step_time_s == pytest.approx(run.cost.step_time_s, rel=0.01)

@@ -162,14 +162,14 @@ def test_compare_plans_what_plan_plans() -> None:
     """`compare` took one micro-batch without recomputation, and said of a batch of 64 that no plan fits; `plan` has one that fits."""
     asked = {"cluster": "1x4-a100-pcie:gpus=2", "layers": 1, "batch": 64, "seq": 512, "memory_gb": 3}
     best = shardscope.plan("gpt2-xl", **asked).best
-    assert best.fits and (best.workload["accumulate"] > 1 or best.workload["recompute"] != "none")
+    assert best.fits and (best.workload.accumulate > 1 or best.workload.recompute != "none")
     result = shardscope.compare("gpt2-xl", **asked)
     assert (result.best.blocks, result.best.workload) == (best.blocks, best.workload)
     papers = [p for p in result.plans if p.method in ("tap", "taps", "atp", "alpa")]
-    assert papers and {p.workload["accumulate"] for p in papers} == {best.workload["accumulate"]}
+    assert papers and {p.workload.accumulate for p in papers} == {best.workload.accumulate}
     assert all(p.fits for p in papers)
     told = next(n.sentence for n in result.notes if n.sentence.startswith("TAP, TAPS, ATP"))
-    assert f"searched with {best.workload['accumulate']} micro-batches" in told
+    assert f"searched with {best.workload.accumulate} micro-batches" in told
 
 
 def test_a_method_without_a_plan_in_the_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,12 +322,12 @@ def with_baselines(request: Request) -> Result:
 )
 def test_a_usual_layout_is_read_on_the_graph_of_its_own_micro_batches(request_: Request) -> None:
     result = with_baselines(request_)
-    other = [p for p in result.plans if p.workload["accumulate"] != result.best.workload["accumulate"]]
+    other = [p for p in result.plans if p.workload.accumulate != result.best.workload.accumulate]
     assert other
     for plan in result.plans:
         own = result.of_plan(plan)
         assert own.graph.workload["batch"] == own.workload.graph_batch == plan.graph_batch
-        assert own.request.accumulate == plan.workload["accumulate"]
+        assert own.request.accumulate == plan.workload.accumulate
         again = price_with_host(plan.blocks, own.graph, cost_model_of(plan), own.coarse)
         assert again.step_time_s == pytest.approx(plan.cost.step_time_s, rel=1e-9)
         assert again.memory_bytes == plan.cost.memory_bytes
@@ -337,6 +337,6 @@ def test_a_layout_that_needs_more_samples_stands_at_fewer_micro_batches() -> Non
     """It is not said to have no plan: FSDP on eight ranks takes eight samples at once."""
     result = with_baselines(SHARED)
     usual = {p.method: p for p in result.plans}
-    assert {usual[name].workload["accumulate"] for name in ("data-parallel", "fsdp")} == {2}
-    assert usual["megatron"].workload["accumulate"] == 4
+    assert {usual[name].workload.accumulate for name in ("data-parallel", "fsdp")} == {2}
+    assert usual["megatron"].workload.accumulate == 4
     assert not any("no plan of this model follows" in note.sentence for note in result.notes)

@@ -207,7 +207,7 @@ def test_weights_handed_out_rank_by_rank_take_a_call_for_each_matrix_and_rank(te
     planner = made.planner(run.but(rank_by_rank=True))
     answer = planner.solve(planner.of_space(run.layout.space()), "time")
     assert answer.value == pytest.approx(seconds[1], rel=1e-5)
-    assert "rank_by_rank" in looped.workload and "rank_by_rank" not in usual.workload
+    assert looped.workload.rank_by_rank and not usual.workload.rank_by_rank
 
 
 def test_weights_that_all_ranks_hold_are_not_handed_out() -> None:
@@ -260,8 +260,8 @@ def test_the_best_plan_takes_as_long_as_its_layout(model: str) -> None:
     """Without a batch `price` took one sample of a rank and `plan` the model's own batch, so that their step times told nothing."""
     best = shardscope.plan(model, cluster="1x8-h100", layers=2, tool="fsdp2").best
     priced = shardscope.price(model, cluster="1x8-h100", layers=2, layout="dp=8,zero=2", advise=False)
-    assert (best.workload["accumulate"], best.workload["recompute"], priced.stated.recompute) == (1, "none", "none")
-    assert priced.plan is not None and priced.stated.batch == best.workload["batch"]
+    assert (best.workload.accumulate, best.workload.recompute, priced.stated.recompute) == (1, "none", "none")
+    assert priced.plan is not None and priced.stated.batch == best.workload.batch
     assert priced.plan.cost.step_time_s == pytest.approx(best.cost.step_time_s)
 
 
@@ -370,7 +370,7 @@ def test_the_best_is_never_slower_than_what_is_stated(text: str, more: dict[str,
     alike = [s for s in priced.suggestions if (s.stated.batch, s.stated.compiled) == (asked.batch, asked.compiled)]
     least = min(p.cost.step_time_s for p in (priced.plan, *(s.plan for s in alike)))
     assert priced.best.cost.step_time_s <= least * (1 + 1e-9)
-    assert priced.best.workload["compiled"] == asked.compiled and priced.best_speed is not None
+    assert priced.best.workload.compiled == asked.compiled and priced.best_speed is not None
     tokens = asked.batch * 2048 / priced.best.cost.step_time_s / 16
     assert priced.best_speed.tokens_per_s_per_gpu == pytest.approx(tokens)
     assert sum((priced.parts or {}).values()) == pytest.approx(priced.plan.cost.step_time_s)

@@ -188,7 +188,7 @@ def test_open_recomputation_of_a_layout_looks_at_each(layout: str, memory_gb: fl
     )
     assert found is not None
     assert stated is not None
-    assert (found.workload["recompute"], found.fits) == (wanted, memory_gb > 11)
+    assert (found.workload.recompute, found.fits) == (wanted, memory_gb > 11)
     assert (found.cost.step_time_s, found.cost.memory_bytes["peak"]) == pytest.approx(
         (stated.cost.step_time_s, stated.cost.memory_bytes["peak"])
     )

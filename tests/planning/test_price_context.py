@@ -204,7 +204,7 @@ def test_the_best_plan_of_long_samples_fits_where_context_ranks_do() -> None:
     plan = small.plan(stated)
     assert plan is not None and not plan.fits
     best = small.best(stated, plan)
-    assert best.fits and best.workload["accumulate"] > 1 and best.workload["batch"] == stated.batch
+    assert best.fits and best.workload.accumulate > 1 and best.workload.batch == stated.batch
 
 
 def test_a_budget_that_no_plan_fits_still_has_a_price() -> None:

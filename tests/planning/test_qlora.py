@@ -66,7 +66,7 @@ def test_published_memory_is_between_what_is_held_and_what_is_reserved(
     found = priced("7b", "1x8-a100:gpus=2", layout, micro_batch, nf4)
     assert found.plan is not None
     # Not the program that plans run as.
-    theirs = replace(found.plan, workload={**found.plan.workload, "stack": "torchtitan"})
+    theirs = replace(found.plan, workload=replace(found.plan.workload, stack="torchtitan"))
     held, reserved = found.plan.cost.memory_bytes["peak"] / 2**30, predict_reserved(theirs, found.cluster)
     assert (predict_reserved(found.plan, found.cluster) == reserved) == nf4
     assert held < reserved_gib < reserved.high_bytes / 2**30

@@ -81,7 +81,7 @@ def test_a_staged_backbone_gives_the_features_that_its_head_asks_for() -> None:
 def test_a_plan_of_a_config_without_sizes_is_scaled_down(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     found = planned(Request(str(tmp_path), cluster="1x4-a100-pcie", batch=8, seq=64, layers=2))
-    assert scaled(found.best, 2).model["params"] < 1_000_000
+    assert scaled(found.best, 2).model.params < 1_000_000
 
 
 @pytest.mark.parametrize("kind", ["zamba2", "efficientnet", "xlstm"])
@@ -130,7 +130,7 @@ def test_windows_stay_shorter_than_samples(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     plan = search_alone(Request(str(tmp_path), cluster="1x4-a100-pcie", batch=8, seq=64))
     small = scaled(plan, 2)
-    assert small.model["config"]["layer_types"] == ["full_attention", "sliding_attention"]
+    assert small.model.config["layer_types"] == ["full_attention", "sliding_attention"]
     (numbers,) = verify_all([small])
     assert numbers["ok"], numbers["grad"]
 

@@ -64,7 +64,7 @@ def test_stages_win_on_slow_links(slow: tuple[Plan, float]) -> None:
     assert bound <= plan.cost.step_time_s
     assert plan.cost.pipeline.bound_s <= plan.cost.step_time_s <= 1.03 * plan.cost.pipeline.bound_s
     whole = search_stages(prepare_planner(request("llama-3-70b", SLOW, 512, 4096, zero=1)))
-    assert whole is not None and plan.workload["zero"] > 1 == whole.plan.workload["zero"]
+    assert whole is not None and plan.workload.zero > 1 == whole.plan.workload.zero
     assert plan.cost.step_time_s < 0.99 * whole.plan.cost.step_time_s  # gradients of 70 B weights fill the memory
     first = plan_model(replace(request("llama-3-70b", SLOW, 512, 4096), accumulate=None), passes=FIRST_PASSES)
     assert plan.cost.step_time_s < 0.8 * first.best.cost.step_time_s

@@ -48,7 +48,7 @@ def best_with_stages(request: Request) -> Plan:
 def test_its_file_is_priced_as_the_plan(tool: str) -> None:
     """The tool's stack is stated, so that the two prices are of the same kernels."""
     plan = best_with_stages(replace(ASKED, tool=tool, stack=tool))
-    assert plan.fits and plan.pipeline is not None and plan.workload["zero"] <= 1
+    assert plan.fits and plan.pipeline is not None and plan.workload.zero <= 1
     assert len({b.recompute for label, b in plan.blocks.items() if label}) == 1
     made = export_text(plan, tool)
     assert made.nearest is not None and not [r for r in made.remarks if r.startswith("differs")]

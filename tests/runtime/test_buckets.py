@@ -131,7 +131,7 @@ def test_gradients_that_are_cut_in_part_are_right() -> None:
     """Each rank has one sample, as in the plan: it merges the dim of samples with the tokens, of which the tensor ranks have a part each."""
     plan, _ = cut_in_part()
     small = scaled(plan, 4)
-    assert small.workload["batch"] == small.mesh.axis_sizes[0] == 2
+    assert small.workload.batch == small.mesh.axis_sizes[0] == 2
     (found,) = verify_all([small])
     assert found["ok"], (found["loss"], found["grad"])
 

@@ -58,7 +58,7 @@ def test_biases_and_two_micro_batches() -> None:
     """BERT's products add a bias, which one rank adds."""
     plans = [scaled(p, 4) for p in (*megatron("bert-large"), *megatron("t5-large"), *megatron(accumulate=2))]
     for plan, found in zip(plans, verify_all(plans), strict=True):
-        assert plan.chunks == 4 and found["ok"], (plan.model["name"], found["grad"])
+        assert plan.chunks == 4 and found["ok"], (plan.model.name, found["grad"])
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def test_more_gpus_than_heads_split_the_sequence_alone() -> None:
 def test_it_runs_as_predicted(mesh: str, ranks: int) -> None:
     """On real processes: loss, every gradient, a step of AdamW; kinds, numbers and bytes of all collectives by phase and axis."""
     plan = scaled(long(mesh).plans[0], ranks)
-    assert plan.workload["batch"] == 1 and plan.cost.collectives()["forward"]["all_to_all"]["count"] >= 4
+    assert plan.workload.batch == 1 and plan.cost.collectives()["forward"]["all_to_all"]["count"] >= 4
     (found,) = verify_all([plan])
     assert found["ok"], (found["loss"], found["grad"], found["param"], found["collectives"])
 
@@ -125,7 +125,7 @@ def test_other_models_run_on_one_axis_and_on_two() -> None:
                 make_plan(graph, (2, 2), lambda op, found, at, axes=axes: _context(found) if at in axes else found[0])
             )
     for plan, found in zip(plans, verify_all(plans), strict=True):
-        assert found["numbers_ok"], (plan.model["name"], found["loss"], found["grad"])
+        assert found["numbers_ok"], (plan.model.name, found["loss"], found["grad"])
         assert "all_to_all" in found["collectives"]["measured"]["backward"]
 
 

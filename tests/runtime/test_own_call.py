@@ -85,7 +85,7 @@ def _step(plan: Plan) -> dict[str, int]:
     """
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     try:
-        model, parsed = build_whole_model(plan.model["config"], "float32", 0)
+        model, parsed = build_whole_model(plan.model.config, "float32", 0)
         inputs = make_example_inputs(model, parsed, plan.workload, 0)
         model = shardscope.apply(model, plan)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -149,8 +149,8 @@ def test_weights_that_are_cast_for_each_use_learn_as_masters_do() -> None:
 
 def _logits(plan: Plan) -> float:
     """How far the logits of this rank are from those of one process."""
-    single, parsed = build_whole_model(plan.model["config"], "float32", 0)
-    model, _ = build_whole_model(plan.model["config"], "float32", 0)
+    single, parsed = build_whole_model(plan.model.config, "float32", 0)
+    model, _ = build_whole_model(plan.model.config, "float32", 0)
     inputs = make_example_inputs(model, parsed, plan.workload, 0)
     wanted = single(**inputs).logits.detach()
     mesh = init_device_mesh("cpu", plan.mesh.axis_sizes, mesh_dim_names=plan.mesh.axis_names)

@@ -112,7 +112,7 @@ def plan_of(config: dict[str, Any]) -> shardscope.Plan:
 def test_a_checkpoint_of_a_padded_vocabulary_is_the_model_s_own(layout: str, tied: bool, tmp_path: Path) -> None:
     plan = plan_from_json(plan_to_json(padded_plan(layout, tied)))
     own = {EMBEDDING: (OWN, 32)} if tied else {EMBEDDING: (OWN, 32), HEAD: (OWN, 32)}
-    assert plan.own_shapes == own
+    assert plan.model.own_shapes == own
     assert any(isinstance(p, Shard) for p in plan.param_plans()[EMBEDDING].stored) == (layout != "dp=2")
     folder = str(tmp_path / "checkpoint")
     state = run_ranks(save_after_two_steps, 2, (plan, folder, not tied))[0]
@@ -157,7 +157,7 @@ def save_of_stages(plan: shardscope.Plan, folder: str) -> None:
     optimizer.step()
     shardscope.save(model, optimizer, folder)
     shardscope.load(model, optimizer, folder)
-    assert all(len(v) == OWN for n, v in model.state_dict().items() if n in plan.own_shapes)
+    assert all(len(v) == OWN for n, v in model.state_dict().items() if n in plan.model.own_shapes)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -81,7 +81,7 @@ def _gradients(files: list[str]) -> list[dict[str, Any]]:
 def test_what_is_computed_again_draws_the_same(tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
     files = [saved(tmp_path, "blocks"), saved(tmp_path / "again", "blocks", recompute="full")]
-    assert shardscope.load_plan(files[1]).workload["recompute"] == "full"
+    assert shardscope.load_plan(files[1]).workload.recompute == "full"
     for plain, again in run_ranks(_gradients, 2, (files,), timeout_s=200):
         assert all(torch.allclose(torch.tensor(plain[n]), torch.tensor(again[n]), rtol=1e-5, atol=1e-7) for n in plain)
 

@@ -71,7 +71,7 @@ def test_it_runs_as_predicted() -> None:
 
 def _alike(plans: list[Plan]) -> None:
     for plan, found in zip(plans, verify_all(plans), strict=True):
-        assert found["numbers_ok"], (plan.model["name"], found["loss"], found["grad"])
+        assert found["numbers_ok"], (plan.model.name, found["loss"], found["grad"])
         assert found["collectives"]["measured"]["backward"]["send_recv"]["count"] > 0
 
 

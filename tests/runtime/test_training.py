@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import planner_core as shardscope
-from planner_core.core import STANDIN_LOSS, InputError, Plan
+from planner_core.core import STANDIN_LOSS, InputError, Plan, PlannedModel
 from planner_core.runtime import CannotRewrite, training
 from planner_core.runtime.training.checkpoint_folder import Checkpoints, complete_checkpoints
 from planner_core.runtime.training.data import Noise, TokenFile, batch_position
@@ -173,8 +173,8 @@ def test_a_stand_in_loss_must_be_asked_for() -> None:
     model, x = Logits(), torch.randn(2, 4)
     with pytest.raises(InputError, match="Logits returns no loss: compute yours"):
         training.loss_of(model, {"x": x})
-    wanted = model(x).pow(4).mean()
-    assert torch.equal(training.loss_of(training.with_planned_loss(model, {"loss": STANDIN_LOSS}), {"0": x}), wanted)
+    wanted, planned = model(x).pow(4).mean(), PlannedModel("logits", 15, STANDIN_LOSS, {})
+    assert torch.equal(training.loss_of(training.with_planned_loss(model, planned), {"0": x}), wanted)
 
 
 def test_the_allocator_of_a_gpu_grows_its_segments_unless_the_environment_says_how(

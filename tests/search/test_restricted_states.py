@@ -120,7 +120,7 @@ def test_numbers_that_cannot_win_are_not_planned(monkeypatch: pytest.MonkeyPatch
     _, plan = micro_batches.choose_micro_batches(
         request, lambda asked: capture_graph(ALBERT, batch=16 // (asked.accumulate or 1), seq=128), lambda text: None
     )
-    assert plan.fits and planned == [plan.workload["accumulate"]] == [1]
+    assert plan.fits and planned == [plan.workload.accumulate] == [1]
     assert plan.bound is not None and 0 < plan.bound <= plan.cost.gpu_time_s
 
 

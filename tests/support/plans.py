@@ -89,7 +89,7 @@ def own_planned(gpus: int = 2, **options: Any) -> Result:
 
 def in_chunks(plan: Plan, chunks: int = 4) -> Plan:
     """Return the plan with every product in chunks that can be, whether it gains or not."""
-    graph, plan = load_plan_graph(plan), replace(plan, workload={**plan.workload, "chunks": chunks})
+    graph, plan = load_plan_graph(plan), replace(plan, workload=replace(plan.workload, chunks=chunks))
     model, blocks = cost_model_of(plan), {}
     for label, bp in plan.blocks.items():
         block, sites = block_of(graph, label), dict(bp.sites)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from planner_core.core import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan
+from planner_core.core import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan, Workload, load_cluster
 from planner_core.core.errors import ShardingError
 from planner_core.core.graph import ITEM_BYTES, Graph, Op, Value, unfold_graph
 from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.placement import P, Placements, R, Shard, State, Step, local_shape
 from planner_core.cost.communication.links import AxisLink
 from planner_core.cost.communication.redistribution import all_redistributions
+from planner_core.models import identify_model
 from planner_core.ops.registry import rows
 from planner_core.ops.rules import Row, can_run_together
 
@@ -70,17 +71,10 @@ def make_plan(
             params[value.name] = ParamPlan(state.forward, state.forward, state.gradient, gathered)
     mesh = DeviceMesh(axis_names(len(sizes)), sizes)
     cost = Cost(0.0, 0.0, 0.0, 0.0, (), {})
-    model = {"name": graph.name, "loss": graph.loss, "config": graph.config}
-    workload = {
-        **graph.workload,
-        "dtype": "float32",
-        "optimizer": "adamw",
-        "zero": 0,
-        "recompute": "none",
-        "accumulate": 1,
-    }
+    load = Workload(graph.workload["batch"], graph.workload["seq"], "float32", zero=0)
+    model, machine = identify_model(graph), load_cluster("1x8-h100")
     return Plan(
-        "random", "random", "none", False, model, workload, {}, mesh, {"": BlockPlan(("",), params, sites)}, cost
+        "random", "random", "none", False, model, load, machine, mesh, {"": BlockPlan(("",), params, sites)}, cost
     )
 
 

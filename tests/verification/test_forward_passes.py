@@ -14,6 +14,7 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import planner_core as shardscope
+from planner_core.core import Workload
 from planner_core.models import load_model
 from planner_core.models.capture import Recorder
 from planner_core.verification.build_models import build_whole_model, make_example_inputs
@@ -56,8 +57,8 @@ def _count_passes(layout: str) -> dict[str, int]:
         counts["capture"] = len(passes)
         plan = next(p for p in shardscope.compare(graph, cluster=CLUSTER).plans if p.name == layout)
         counts["plan"] = len(passes) - sum(counts.values())
-        model, config = build_whole_model(plan.model["config"], "float32", 0)
-        inputs = make_example_inputs(model, config, {"batch": 8, "seq": 16, "dtype": "float32"}, 0)
+        model, config = build_whole_model(plan.model.config, "float32", 0)
+        inputs = make_example_inputs(model, config, Workload(8, 16, "float32"), 0)
         own = {n: x.chunk(RANKS)[0] if plan.data_axes else x for n, x in inputs.items()}
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
         try:

@@ -67,7 +67,7 @@ def test_a_convolutional_network_runs_in_stages_on_small_images() -> None:
     plan = pricer.plan(Statement(parse_layout("dp=2,pp=2"), accumulate=4, micro_batch=2))
     assert plan is not None
     small = scaled(plan, 4)
-    assert small.model["config"]["image_size"] == 64
+    assert small.model.config["image_size"] == 64
     found = verify(plan, ranks=4, timeout_s=500)
     assert found["ok"] and found["numbers_ok"], found
 

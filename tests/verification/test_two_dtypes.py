@@ -38,7 +38,7 @@ def make() -> tuple[nn.Module, tuple[torch.Tensor]]:
 def test_gradients_of_two_dtypes_leave_together_as_scheduled() -> None:
     found = shardscope.plan(f"{__file__}:make", cluster="1x2-h100")
     (plan,) = (p for p in found.plans if p.name == "FSDP")
-    assert plan.workload["precision"] == "mixed"
+    assert plan.workload.precision == "mixed"
     (report,) = verify_fake_all([plan], graphs=[found.graph])
     assert report["ok"], (report["order"], report["memory_bytes"])
     assert report["memory_bytes"]["rel_error"] < 0.005

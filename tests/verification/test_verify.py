@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from planner_core import price
-from planner_core.core import OPTIMIZERS, BlockPlan, Edge, Plan, SitePlan, load_cluster
+from planner_core.core import OPTIMIZERS, BlockPlan, Edge, Plan, PlannedModel, SitePlan, load_cluster
 from planner_core.core.errors import InputError, VerificationFailed
 from planner_core.core.placement import P, R, Shard, State, Step
 from planner_core.core.plan_json import plan_from_json, plan_to_json
@@ -448,7 +448,7 @@ def test_a_timeout_that_a_job_sets_is_not_there_for_the_next_one() -> None:
 
 def test_a_plan_for_another_model_is_refused() -> None:
     plan = small("llama-3-8b", "Megatron-LM")
-    other = replace(plan, model={**plan.model, "config": small("gpt2-xl", "best").model["config"]})
+    other = replace(plan, model=replace(plan.model, config=small("gpt2-xl", "best").model.config))
     with pytest.raises(VerificationFailed, match="is not in the plan"):
         verify_all([other])
 
@@ -467,7 +467,7 @@ def test_a_plan_with_masters_in_float32_is_verified() -> None:
     states = [p.plan.cost.memory_bytes["params"] + p.plan.cost.memory_bytes["optimizer"] for p in stated if p.plan]
     assert len(states) == 2 and states[1] >= 1.9 * states[0]
     mixed = searched(replace(asked, precision="mixed"))
-    assert mixed.workload["precision"] == "mixed"
+    assert mixed.workload.precision == "mixed"
     found = verify(mixed)
     assert found["ok"], found["memory_bytes"]
 
@@ -476,7 +476,7 @@ def test_ranks_must_suit() -> None:
     with pytest.raises(InputError, match="ranks=1 "):
         verify(plans("llama-3-8b")["best"], ranks=1)
     callable_plan = replace(
-        plans("llama-3-8b")["best"], model={"name": "mine", "params": 8 * 10**9, "config": {"callable": "a.py:f"}}
+        plans("llama-3-8b")["best"], model=PlannedModel("mine", 8 * 10**9, "", {"callable": "a.py:f"})
     )
     with pytest.raises(InputError, match=r"8,000,000,000 parameters.*cannot be scaled"):
         verify(callable_plan, ranks=2)
@@ -484,8 +484,8 @@ def test_ranks_must_suit() -> None:
 
 def test_another_torch_is_told() -> None:
     plan = small("llama-3-8b", "Megatron-LM")
-    assert plan.model["versions"]["torch"].startswith("2.")
-    old = replace(plan, model={**plan.model, "versions": {"torch": "1.2.3"}})
+    assert plan.model.versions["torch"].startswith("2.")
+    old = replace(plan, model=replace(plan.model, versions={"torch": "1.2.3"}))
     assert describe_other_versions(plan) == ""
     assert "planned with torch 1.2.3, here is" in describe_other_versions(old)
     for version in ("2.6.0+cu124", "2.13.0", "3.0.0a0"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
+from planner_core.core.cluster.cluster import Cluster
 from planner_core.core.cluster.constants import load_timing
 from planner_core.core.errors import InputError, Term
 from planner_core.core.graph import join_name
@@ -13,17 +13,18 @@ from planner_core.core.mesh import ONE_RANK, DeviceMesh, PipelineAxis
 from planner_core.core.placement import Shard
 from planner_core.core.plan.blocks import BlockLabel, BlockPlan, ParamPlan, SitePlan
 from planner_core.core.plan.cost import Cost
+from planner_core.core.plan.model import PlannedModel
 from planner_core.core.plan.notes import Note, PlanRole
 from planner_core.core.plan.pipeline import Pipeline
+from planner_core.core.workload.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A complete layout of one model on one mesh at one workload.
 
-    `model`: name, source, params, loss, config and, of padded parameters, `own_shapes`. `workload`: batch, seq, dtype, optimizer, zero,
-    recompute and so on. `cluster`: the whole description of the cluster. `assumptions`: the constants of the cost model, by name, with
-    the values that they had when the plan was made (see assets/timing.json). `pipeline`: the stages; `mesh` is then that of one rank's
+    `assumptions`: the constants of the cost model, by name, with the values that they had when the plan was made (see
+    assets/timing.json). `pipeline`: the stages; `mesh` is then that of one rank's
     group of GPUs. None: one stage has the whole model. `bound`: a value of what the plan's search made least that no plan of the request
     is below: seconds of `objective`, but of the method `tap`, which counts bytes, the GB (1e9 bytes) that a GPU sends. It is of all numbers
     of micro-batches, ways to recompute and meshes of up to two axes, and of the larger meshes that were searched; of a plan with stages,
@@ -35,9 +36,9 @@ class Plan:
     method: str
     objective: str
     optimal: bool
-    model: Mapping[str, Any]
-    workload: Mapping[str, Any]
-    cluster: Mapping[str, Any]
+    model: PlannedModel
+    workload: Workload
+    cluster: Cluster
     mesh: DeviceMesh
     blocks: Mapping[str, BlockPlan]
     cost: Cost
@@ -57,23 +58,18 @@ class Plan:
     @property
     def accumulate(self) -> int:
         """Micro-batches of a step."""
-        return int(self.workload.get("accumulate", 1))
+        return self.workload.accumulate
 
     @property
     def graph_batch(self) -> int:
         """Samples of one global micro-batch, which is the batch of the plan's graph."""
-        return int(self.workload["batch"]) // self.accumulate
+        return self.workload.graph_batch
 
     @property
     def is_step_proven(self) -> bool:
         """Whether no plan of its method's space is better in its `objective`, which reports call `optimal`. A search for time minimises
         the work of GPUs: where they wait for their host, a plan with more of it may take a shorter step: only the work is proven."""
         return self.optimal and not (self.objective == "time" and self.cost.host_wait_s)
-
-    @property
-    def own_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The model's own shapes of the parameters that the plan pads (a vocabulary), by name. Checkpoints have these."""
-        return {name: tuple(shape) for name, shape in self.model.get("own_shapes", {}).items()}
 
     @property
     def num_gpus(self) -> int:

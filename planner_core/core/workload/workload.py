@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -124,3 +125,9 @@ class Workload(Software):
     def to_json(self) -> dict[str, Any]:
         """Return plain data, as plans and reports keep it. Fields with their usual value are left out, as in older files."""
         return {k: v for k, v in asdict(self).items() if k not in USUAL_VALUES or v != USUAL_VALUES[k]}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Workload:
+        """Return the workload of a plan file whose form was checked. Fields that are not a workload's are ignored."""
+        known = {f.name for f in fields(Workload)}
+        return Workload(**{key: value for key, value in data.items() if key in known})

@@ -258,7 +258,7 @@ def _passed_on(top: Block, parts: Sequence[Sequence[Op | Call]]) -> set[int]:
 
 def _cluster_of(plan: Plan) -> Cluster:
     """Return the plan's cluster. For a plan that was scaled down: one node with as many GPUs as its mesh has. Times do not matter here."""
-    cluster, n = Cluster.from_json(dict(plan.cluster)), plan.mesh.num_devices
+    cluster, n = plan.cluster, plan.mesh.num_devices
     return cluster if cluster.num_gpus == n else cluster.with_sizes(n)
 
 

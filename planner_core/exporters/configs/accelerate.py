@@ -23,14 +23,14 @@ def write_accelerate(plan: Plan) -> tuple[str, tuple[str, ...], None]:
     sharding, (nodes, _) = find_batch_sharding(plan), launch_sizes(plan)
     kind, section, remarks = _write_plugin(plan, sharding)
     lines = [
-        f"# {plan.model['name']}, plan {json.dumps(plan.name)}, written by Shardscope: accelerate launch --config_file THIS train.py",
+        f"# {plan.model.name}, plan {json.dumps(plan.name)}, written by Shardscope: accelerate launch --config_file THIS train.py",
         "compute_environment: LOCAL_MACHINE",
         "debug: false",
         f"distributed_type: {kind}",
         *section,
         "machine_rank: 0  # another on every node",
         "main_training_function: main",
-        f"mixed_precision: {DTYPES.get(str(plan.workload['dtype']), QUOTED_NO)}",
+        f"mixed_precision: {DTYPES.get(plan.workload.dtype, QUOTED_NO)}",
         f"num_machines: {nodes}",
         f"num_processes: {plan.mesh.num_devices}",
         "rdzv_backend: static",
@@ -45,7 +45,7 @@ def _write_plugin(plan: Plan, sharding: BatchSharding) -> tuple[str, list[str], 
     """Write the section of what runs the plan: its `distributed_type`, its lines, and the remarks."""
     stage = zero_stage(plan)
     # FSDP and DeepSpeed share ZeRO-2 and 3: a plan that was searched for DeepSpeed says so by its stack.
-    if stage and plan.workload.get("stack") == "deepspeed" and sharding.replicate == 1:
+    if stage and plan.workload.stack == "deepspeed" and sharding.replicate == 1:
         return "DEEPSPEED", _write_deepspeed_section(plan, stage), _list_deepspeed_remarks(plan, stage)
     if stage == 0 and plan.mesh.num_devices > 1:
         ddp = "every rank has the whole model (DDP), and trains on its own part of the batch"
@@ -83,7 +83,7 @@ def _write_fsdp_section(sharding: BatchSharding, *, recomputes: bool) -> list[st
 
 
 def _write_deepspeed_section(plan: Plan, stage: int) -> list[str]:
-    offload = "cpu" if plan.workload.get("offload") else "none"
+    offload = "cpu" if plan.workload.offload else "none"
     return [
         "deepspeed_config:",
         f"  zero_stage: {stage}",

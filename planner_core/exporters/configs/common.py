@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from planner_core.core import DEFAULT_PRECISION, SOFTWARE, Cluster, InputError, Pipeline, Plan, named_form
-from planner_core.cost import workload_of
+from planner_core.core import DEFAULT_PRECISION, SOFTWARE, InputError, Pipeline, Plan, named_form
 from planner_core.models import VOCABULARY
 from planner_core.planning.methods import TpLayout
 
 
 def launch_sizes(plan: Plan) -> tuple[int, int]:
     """Return the number of nodes that run a plan, and the processes on each of them: one for each GPU of a node of its cluster."""
-    node = Cluster.from_json(dict(plan.cluster)).node_gpus
+    node = plan.cluster.node_gpus
     # A plan that was scaled down for a few processes does not fill a node.
     processes = min(plan.num_gpus, node)
     return -(-plan.num_gpus // processes), processes
@@ -65,10 +64,10 @@ def count_recompute_policies(plan: Plan) -> Counter[str]:
 
 def check_single_stack(plan: Plan, cut: Pipeline) -> None:
     """Raise InputError for stages that are not made of the model's layers in a row, such as an encoder and a decoder."""
-    layers = (plan.model.get("config") or {}).get("num_hidden_layers")
+    layers = plan.model.config.get("num_hidden_layers")
     if layers is not None and layers != sum(cut.copies):
         raise InputError(
-            f"{plan.model['name']} is {sum(cut.copies)} copies of blocks, not its {layers} layers in a row, and stages of this tool hold "
+            f"{plan.model.name} is {sum(cut.copies)} copies of blocks, not its {layers} layers in a row, and stages of this tool hold "
             "nothing else; give ",
             named_form("json"),
         )
@@ -85,12 +84,12 @@ def gathering_remarks(plan: Plan) -> list[str]:
 
 def gradient_dtype(plan: Plan) -> str:
     """Return the dtype in which the gradients of a plan's weights are summed."""
-    return workload_of(plan).summed_in(str(plan.workload["dtype"]))
+    return plan.workload.summed_in(plan.workload.dtype)
 
 
 def stated_tokens(plan: Plan) -> dict[str, int]:
     """Return the tokens of a sample as an option; none of a model without tokens, such as one of images, whose samples count as one."""
-    seq, has_tokens = int(plan.workload["seq"]), VOCABULARY in (plan.model.get("config") or {})
+    seq, has_tokens = plan.workload.seq, VOCABULARY in plan.model.config
     return {"seq": seq} if seq > 1 or has_tokens else {}
 
 
@@ -99,12 +98,13 @@ def stated_run(plan: Plan) -> dict[str, Any]:
     load = plan.workload
     # What `price` takes where nobody states it, which a plan that has the same need not state.
     assumed = {
-        "dtype": Cluster.from_json(dict(plan.cluster)).gpu.training_dtype,
+        "dtype": plan.cluster.gpu.training_dtype,
         "optimizer": "adamw",
         "precision": DEFAULT_PRECISION,
         **dict.fromkeys(SOFTWARE),
     }
-    return {name: load[name] for name, value in assumed.items() if load.get(name) and load[name] != value}
+    stated = {name: getattr(load, name) for name in assumed}
+    return {name: value for name, value in stated.items() if value and value != assumed[name]}
 
 
 def dump_json(data: dict[str, Any]) -> str:

@@ -139,22 +139,22 @@ def _gathered_ahead(plan: Plan) -> dict[str, Any]:
 def _step_settings(plan: Plan, stage: int) -> dict[str, Any]:
     """Return the settings of a step: batch, ZeRO stage and dtype."""
     return {
-        "train_batch_size": plan.workload["batch"],
+        "train_batch_size": plan.workload.batch,
         "gradient_accumulation_steps": plan.accumulate,
         "zero_optimization": {
             "stage": stage,
             **(_gathered_ahead(plan) | GATHERED_ON_SAVE if stage == ZERO_3 else {}),
-            **({"offload_optimizer": {"device": "cpu", "pin_memory": True}} if plan.workload.get("offload") else {}),
+            **({"offload_optimizer": {"device": "cpu", "pin_memory": True}} if plan.workload.offload else {}),
         },
         # Without a section DeepSpeed trains in float32.
-        **({section: {"enabled": True}} if (section := SECTIONS.get(plan.workload["dtype"])) else {}),
+        **({section: {"enabled": True}} if (section := SECTIONS.get(plan.workload.dtype)) else {}),
         **_gradient_settings(plan, stage),
     }
 
 
 def _gradient_settings(plan: Plan, stage: int) -> dict[str, Any]:
     """Return the dtype of gradients as the plan was priced, which DeepSpeed keeps and sums in that of the model unless a file says more."""
-    if gradient_dtype(plan) == plan.workload["dtype"]:
+    if gradient_dtype(plan) == plan.workload.dtype:
         return {}
     # Without ZeRO DeepSpeed refuses to keep gradients in another dtype than the model's, so there they are only summed in it.
     accumulation = {"data_types": {"grad_accum_dtype": "fp32"}} if stage else {}
@@ -163,10 +163,10 @@ def _gradient_settings(plan: Plan, stage: int) -> dict[str, Any]:
 
 def _gradient_remarks(plan: Plan, stage: int) -> list[str]:
     """Return the difference from the plan where gradients are kept in the model's dtype and summed in another."""
-    if stage or gradient_dtype(plan) == plan.workload["dtype"]:
+    if stage or gradient_dtype(plan) == plan.workload.dtype:
         return []
     return [
-        f"gradients are kept in {plan.workload['dtype']} here and summed over GPUs in {gradient_dtype(plan)}, which the plan and the "
+        f"gradients are kept in {plan.workload.dtype} here and summed over GPUs in {gradient_dtype(plan)}, which the plan and the "
         "price have for both: DeepSpeed keeps them in another dtype than the model's with ZeRO only"
     ]
 

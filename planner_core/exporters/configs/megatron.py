@@ -41,7 +41,7 @@ GPT2_NAMES = {
 def write_megatron(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """Write the degrees and the architecture, an argument a line. Megatron-LM has no plan by weight."""
     layout = parallel_degrees(plan)
-    config = _with_llama_names(plan.model.get("config") or {})
+    config = _with_llama_names(plan.model.config)
     if fault := megatron_fault(plan):
         raise InputError(fault)
     recompute, differences = _recompute_flags(plan)
@@ -54,12 +54,12 @@ def write_megatron(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         **_degree_flags(layout),
         **_stage_flags(plan, layout),
         **_size_flags(plan, config),
-        "global-batch-size": plan.workload["batch"],
+        "global-batch-size": plan.workload.batch,
         "micro-batch-size": micro_batch_samples(plan, layout),
         # Without either Megatron-LM trains in float32.
-        "bf16": plan.workload["dtype"] == "bfloat16",
-        "fp16": plan.workload["dtype"] == "float16",
-        **({"optimizer": "sgd"} if plan.workload["optimizer"] == "sgd" else {}),
+        "bf16": plan.workload.dtype == "bfloat16",
+        "fp16": plan.workload.dtype == "float16",
+        **({"optimizer": "sgd"} if plan.workload.optimizer == "sgd" else {}),
         **_architecture_flags(plan, config),
         **recompute,
         **_data_parallel_flags(plan, layout),
@@ -246,9 +246,9 @@ def _size_flags(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
         "hidden-size": config["hidden_size"],
         "ffn-hidden-size": config.get("intermediate_size"),
         "num-attention-heads": heads,
-        "seq-length": plan.workload["seq"],
+        "seq-length": plan.workload.seq,
         # Megatron-LM asserts that the sequence fits; rotary positions have no table that ends.
-        "max-position-embeddings": max(config.get("max_position_embeddings") or 0, plan.workload["seq"]),
+        "max-position-embeddings": max(config.get("max_position_embeddings") or 0, plan.workload.seq),
         "num-experts": config.get("num_local_experts"),
         **({"group-query-attention": True, "num-query-groups": groups} if groups not in (None, heads) else {}),
     }

@@ -49,16 +49,16 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         **({"parallelism.fsdp_reshard_after_forward": "never"} if keeps_weights else {}),
         **stages,
         **_batch_options(plan, layout),
-        "training.global_batch_size": load["batch"],
-        "training.seq_len": load["seq"],
+        "training.global_batch_size": load.batch,
+        "training.seq_len": load.seq,
         # Its default is bfloat16, and it takes no float16.
-        **({"training.mixed_precision_param": "float32"} if load["dtype"] == "float32" else {}),
+        **({"training.mixed_precision_param": "float32"} if load.dtype == "float32" else {}),
     }
     lines = ["--module llama3", f"--config {config}"] if config else []
     lines += [f"--{name} {value}" for name, value in options.items()]
     # torchtitan splits tokens beside tensor parallelism unless it is told not to.
     lines += [] if layout.sequence or layout.size == 1 else ["--parallelism.no-enable_sequence_parallel"]
-    lines += ["--compile.enable"] if load.get("compiled") else []
+    lines += ["--compile.enable"] if load.compiled else []
     policies = [p for p, _ in count_recompute_policies(plan).most_common()] or ["none"]
     policy = policies[0] if len(policies) == 1 and policies[0] in POLICIES else "full"
     lines.append(f"activation-checkpoint:{policy}")
@@ -67,7 +67,7 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         differences.append(
             f"the plan recomputes by {', '.join(policies)}, every layer whole here: less memory, more compute"
         )
-    head = f"# {plan.model['name']}, plan {json.dumps(plan.name)}: the degrees that torchtitan knows."
+    head = f"# {plan.model.name}, plan {json.dumps(plan.name)}: the degrees that torchtitan knows."
     layout.differences = [d for d in layout.differences if d.kind not in TOKENS_OR_GATHERED]
     return (
         "\n".join([head, *lines, ""]),

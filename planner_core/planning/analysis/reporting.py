@@ -377,7 +377,7 @@ def describe_micro_batches(plan: Plan) -> str:
 
 def describe_recomputation(plan: Plan) -> str:
     """Return what is recomputed in the repeated blocks: `none`, or the policies of copies that differ."""
-    return ", ".join(dict.fromkeys(recomputation(plan).values())) or str(plan.workload["recompute"])
+    return ", ".join(dict.fromkeys(recomputation(plan).values())) or plan.workload.recompute
 
 
 def _describe_precision(w: Workload) -> str:

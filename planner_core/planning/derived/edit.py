@@ -123,7 +123,7 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
     Raises InputError for an unknown weight or an impossible placement, and NoPlanFits if the plan needs more memory than there is.
     """
     weights = {e.weight: e for e in editable_weights(planner.graph, plan)}
-    stage = int(plan.workload["zero"])
+    stage = plan.workload.zero
     # A plan of stage 3 may have lower ones where the request leaves the stage open.
     zero = stage if stage < max(ZERO) else None
     free = planner.problem(plan.mesh, zero=zero)

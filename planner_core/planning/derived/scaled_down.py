@@ -69,20 +69,18 @@ def retarget_plan(plan: Plan, graph: Graph, model: CostModel, pipeline: Pipeline
         cost = price_pipeline(blocks, graph, pipeline, model, ops_at_the_ends(coarsen(graph)))
     return replace(
         plan,
-        cluster=model.cluster.to_json(),
+        cluster=model.cluster,
         mesh=model.mesh,
         blocks=blocks,
         cost=cost,
         # A few processes run the small model, so whether the large one fits its GPUs is no question here.
         fits=True,
         pipeline=pipeline,
-        model={
-            **{key: value for key, value in plan.model.items() if key != "own_shapes"},  # those of the large model
-            "params": graph.num_params,
-            "config": dict(graph.config),
-            "layers": graph.num_repeats,
-        },
-        workload=model.workload.to_json(),
+        # Checkpoints of the small model have its own shapes: those of `plan` are of the large one.
+        model=replace(
+            plan.model, params=graph.num_params, config=dict(graph.config), layers=graph.num_repeats, own_shapes={}
+        ),
+        workload=model.workload,
     )
 
 

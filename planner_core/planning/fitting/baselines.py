@@ -181,7 +181,7 @@ class _BaselineSearch:
         """
         number, larger = self.number, islice(self.numbers.larger_than(self.number), MORE_NUMBERS)
         # A planner of another number captures the model, so none is asked for where the number before leaves no mesh.
-        while best.workload["recompute"] == "full" and self.may_be_faster(number, best):
+        while best.workload.recompute == "full" and self.may_be_faster(number, best):
             if (more := next(larger, None)) is None:
                 break
             plan = self.plan_under_switch(more, number, best.cost.step_time_s)
@@ -189,7 +189,7 @@ class _BaselineSearch:
             if plan is None:
                 continue
             best = min(best, plan, key=lambda p: p.cost.step_time_s)
-            if plan.workload["recompute"] == "none":
+            if plan.workload.recompute == "none":
                 break
         return best
 

@@ -186,7 +186,7 @@ def _check_samples(request: Request, free: Plan) -> None:
     Example: DeepSpeed on 24 GPUs has 24 data-parallel ranks and nothing else, so a step of 64 samples has no plan, whatever the memory.
     """
     degrees = {layout.data for layout in TOOLS[str(request.tool)](free.num_gpus)}
-    batch, parts = int(free.workload["batch"]), request.accumulate or 1
+    batch, parts = free.workload.batch, request.accumulate or 1
     if any(batch % (parts * ranks) == 0 for ranks in degrees):
         return
     fewest = min(degrees)

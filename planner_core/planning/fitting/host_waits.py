@@ -277,7 +277,7 @@ def note_host_wait(plan: Plan) -> tuple[str, ...]:
         return ()
     least = Sentence(", and no such plan's step is shorter than ", time_amount(bound)) if bound else ""
     # A compiled block counts as a fixed number of calls (docs/COST_MODEL.md), so one of few operators may wait longer: ViT-Large does.
-    remedy = ("wait less",) if plan.workload["compiled"] else ("wait less, and ", named("compiled"), " may")
+    remedy = ("wait less",) if plan.workload.compiled else ("wait less, and ", named("compiled"), " may")
     note = Sentence(
         "in ",
         time_amount(waits),

@@ -30,7 +30,7 @@ from planner_core.core import (
     named,
     time_amount,
 )
-from planner_core.cost import cost_model, seconds_in_chunks, workload_of
+from planner_core.cost import cost_model, seconds_in_chunks
 from planner_core.planning.fitting.shortage import needs_buffers, note_meshes_left_out, refuse_or_least_memory
 from planner_core.planning.methods import METHODS, Method, describe_least
 from planner_core.planning.planner import STATED, MeshAnswer, Planner, with_recompute
@@ -350,7 +350,7 @@ def _note_chunk_gain(planner: Planner, plan: Plan) -> tuple[Note, ...]:
     """Return a note about what the plan would gain if its products ran in chunks, as ATP's do."""
     if plan.cost.host_wait_s:  # the GPU waits anyway, so what its work gains is not gained by the step
         return ()
-    known, step = workload_of(plan), plan.cost.step_time_s
+    known, step = plan.workload, plan.cost.step_time_s
     models = [cost_model(planner.cluster, plan.mesh, replace(known, chunks=n)) for n in CHUNKS if n > known.chunks]
     best, n = min((seconds_in_chunks(plan.blocks, planner.graph, m), m.workload.chunks) for m in models)
     if best >= step:

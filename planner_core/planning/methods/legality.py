@@ -169,8 +169,8 @@ def megatron_fault(plan: Plan) -> str:
     """Return why the flags written for Megatron-LM do not state a plan's model; empty if they do. Its GPTModel would be another model, of
     another price. Read from the plan, so that an export needs no graph."""
     params = {param for block in plan.blocks.values() for param in block.params}
-    config, seq = plan.model.get("config") or {}, int(plan.workload["seq"])
-    return _megatron_fault(str(plan.model["name"]), config, params, linear_biases(plan), seq)
+    config, seq = plan.model.config, plan.workload.seq
+    return _megatron_fault(plan.model.name, config, params, linear_biases(plan), seq)
 
 
 def megatron_fault_of_graph(graph: Graph) -> str:

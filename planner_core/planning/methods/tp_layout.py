@@ -270,7 +270,7 @@ def _find_tensor_axis(plan: Plan) -> int:
         )
     if turned:
         raise TransposedWeights(
-            f"{plan.model['name']} keeps its matrices in Conv1D layers ({describe_modules(turned)}), input by output, which this form "
+            f"{plan.model.name} keeps its matrices in Conv1D layers ({describe_modules(turned)}), input by output, which this form "
             "cannot split",
             next(iter(split)),
         )

@@ -39,7 +39,7 @@ from planner_core.cost import (
 from planner_core.cost.communication import volume_link
 from planner_core.models import (
     BatchGraphs,
-    model_identity,
+    identify_model,
 )
 from planner_core.ops import BlockStrategies, CoarseGraph, free_tokens
 from planner_core.planning.methods.layout import Layout, Space
@@ -301,9 +301,9 @@ class Planner:
             objective=objective,
             # The search adds up the seconds of all stages; the step is simulated, with its bubble, and nothing is proven of that.
             optimal=sends_nothing or (answer.optimal and problem.unrestricted is None and pipeline is None),
-            model=model_identity(self.graph),
-            workload=replace(model.workload, recompute=recomputation_of(blocks)).to_json(),
-            cluster=self.cluster.to_json(),
+            model=identify_model(self.graph),
+            workload=replace(model.workload, recompute=recomputation_of(blocks)),
+            cluster=self.cluster,
             mesh=named_mesh(model.mesh, blocks),
             blocks=blocks,
             cost=cost,

@@ -23,7 +23,7 @@ from functools import cache
 from typing import Any
 
 from planner_core.core import ASSETS, Cluster, DeviceMesh, Plan
-from planner_core.cost import CONTEXT, EXPERT, SHARD, TENSOR, axis_roles, workload_of
+from planner_core.cost import CONTEXT, EXPERT, SHARD, TENSOR, axis_roles
 
 Z_NINE_IN_TEN = 1.645
 """Nine in ten normal errors are within this many standard deviations."""
@@ -90,7 +90,7 @@ def time_band(plan: Plan, cluster: Cluster) -> Band:
     high, step = math.exp(math.hypot(row["p90"], Z_NINE_IN_TEN * sigma)), plan.cost.step_time_s
     # The floor was measured of eager runs alone, whose host launches each kernel. A step of 12.0 s on torch, with 1 ms of waits, was said
     # to take up to 43.8 s.
-    priced = plan.workload.get("compiled") or workload_of(plan).resolved().call_s
+    priced = plan.workload.compiled or plan.workload.resolved().call_s
     host_s = 0.0 if priced else num_operator_calls(plan) * table["host"]["call_s"]
     # The floor only extends the band upwards: its lower end stays that of the published runs.
     if host_s <= high * step:

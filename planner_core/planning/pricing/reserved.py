@@ -56,8 +56,8 @@ def _load_fit() -> tuple[dict[str, dict[str, float]], int]:
 
 def _kind_of_plan(plan: Plan) -> str:
     """Return the asset's kind of a plan. Plans with 4-bit weights always run in another program than the plan's own."""
-    adapters = (plan.model.get("config") or {}).get("lora") or {}
-    if plan.workload.get("stack") in (None, USUAL_STACK) and "weights" not in adapters:
+    adapters = plan.model.config.get("lora") or {}
+    if plan.workload.stack in (None, USUAL_STACK) and "weights" not in adapters:
         return PLANNED_PROGRAM
     # An axis of one rank shards nothing, so its weights stay whole.
     sizes = zip(axis_roles(plan), plan.mesh.axis_sizes, strict=True)

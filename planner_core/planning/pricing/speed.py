@@ -78,7 +78,7 @@ class Budget:
 
 def name_throughput(plan: Plan) -> str:
     """Return the unit in which a plan's throughput is counted: images have no tokens."""
-    return "tokens/s" if plan.workload["seq"] > 1 else "samples/s"
+    return "tokens/s" if plan.workload.seq > 1 else "samples/s"
 
 
 def count_model_flops(graph: Graph) -> int:
@@ -101,8 +101,8 @@ def measure_speed(plan: Plan, flops: int, cluster: Cluster) -> Speed:
     band = time_band(plan, cluster)
     return Speed(
         step_time_s=step,
-        tokens_per_s_per_gpu=load["batch"] * load["seq"] * per_gpu,
-        mfu=flops * plan.accumulate * per_gpu / _peak_flops(cluster, load["dtype"]),
+        tokens_per_s_per_gpu=load.batch * load.seq * per_gpu,
+        mfu=flops * plan.accumulate * per_gpu / _peak_flops(cluster, load.dtype),
         low_s=band.low and step * band.low,
         high_s=band.high and step * band.high,
         band=band,

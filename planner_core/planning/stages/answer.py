@@ -211,7 +211,7 @@ def _prepare_search(
 ) -> tuple[Planner, Callable[[Request], Graph] | None] | None:
     """Return the planner of a search with the samples of the `chosen` plan, and what loads graphs of others; None if the model has no
     such micro-batch."""
-    staged_request = replace(request, batch=chosen.workload["batch"], seq=chosen.workload["seq"], accumulate=1)
+    staged_request = replace(request, batch=chosen.workload.batch, seq=chosen.workload.seq, accumulate=1)
     load_graph = source if callable(source) else None
     try:
         return prepare_planner(

@@ -20,7 +20,7 @@ from planner_core.cost import (
     with_parts,
 )
 from planner_core.cost.schedule.pipeline import StagePlan
-from planner_core.models import model_identity
+from planner_core.models import identify_model
 from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner, recomputation_of
 from planner_core.planning.stages.degrees import PipelineDegrees
@@ -71,9 +71,9 @@ class PricedCut:
             method=EXACT.name,
             objective="time",
             optimal=False,
-            model=model_identity(graph),
-            workload=replace(planner.workload, recompute=recomputation_of(self.blocks)).to_json(),
-            cluster=planner.cluster.to_json(),
+            model=identify_model(graph),
+            workload=replace(planner.workload, recompute=recomputation_of(self.blocks)),
+            cluster=planner.cluster,
             mesh=named_mesh(self.degrees.mesh, self.blocks),
             blocks=self.blocks,
             cost=cost,

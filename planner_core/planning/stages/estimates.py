@@ -155,5 +155,5 @@ def least_host_s(planner: Planner, plan: Plan) -> tuple[float, float]:
 
 def least_compute_s(plan: Plan) -> float:
     """Return the least compute of a step that degrees of stages are taken to have beside a plan of one stage."""
-    without_recompute = COMPUTE_SHARE_WITHOUT_RECOMPUTE if plan.workload["recompute"] != "none" else 1.0
+    without_recompute = COMPUTE_SHARE_WITHOUT_RECOMPUTE if plan.workload.recompute != "none" else 1.0
     return COMPUTE_SHARE * without_recompute * plan.cost.gpu_compute_s

@@ -4,13 +4,12 @@ planned."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from planner_core.core import STANDIN_LOSS, InputError
+from planner_core.core import STANDIN_LOSS, InputError, PlannedModel
 from planner_core.models.capture import standin_loss
 
 _NAME = "loss"
@@ -34,12 +33,12 @@ def has_hooks(model: nn.Module) -> bool:
     return bool(model._forward_hooks or model._forward_pre_hooks)
 
 
-def with_planned_loss(model: nn.Module, planned: Mapping[str, Any]) -> nn.Module:
+def with_planned_loss(model: nn.Module, planned: PlannedModel) -> nn.Module:
     """Return the model as a plan describes it: with the stand-in loss in its forward, if it was planned with one.
 
     `planned` is the plan's `model`. If the model has hooks of its own, which read what forward returns, the loss stays outside.
     """
-    stand_in = planned.get("loss") == STANDIN_LOSS and not has_hooks(model)
+    stand_in = planned.loss == STANDIN_LOSS and not has_hooks(model)
     return add_stand_in_loss(model) if stand_in else model
 
 

@@ -51,10 +51,10 @@ def plan_precision(plan: Plan) -> Precision:
     """Return the dtypes of a plan's workload. Stored parameters are float32 masters unless the optimizer keeps none."""
     load = plan.workload
     # Example: mixed precision in bfloat16 stores and accumulates float32, and computes in bfloat16.
-    working: torch.dtype = getattr(torch, load["dtype"])
-    masters = keeps_masters(load["optimizer"], load.get("precision", "pure"))
+    working: torch.dtype = getattr(torch, load.dtype)
+    masters = keeps_masters(load.optimizer, load.precision)
     stored = torch.float32 if masters and working.itemsize < 4 else working
-    summed: torch.dtype = getattr(torch, load.get("gradients") or "", stored)
+    summed: torch.dtype = getattr(torch, load.gradients or "", stored)
     return Precision(stored, working, max(summed, working, key=lambda dtype: dtype.itemsize))
 
 

@@ -117,7 +117,7 @@ class StagedParallel(Parallel):
         self.group: dist.ProcessGroup = whole_mesh.get_group(PIPELINE_AXIS)
         self.rank = whole_mesh.get_local_rank(PIPELINE_AXIS)
         self.stages_here = self.cut.stages_of(self.rank)
-        self.micro_batches = int(plan.workload["accumulate"])
+        self.micro_batches = plan.workload.accumulate
         self.step_programs: dict[Any, _StepProgram] = {}
         self.left_out: set[str] = set()
         mesh = whole_mesh[plan.mesh.axis_names]

@@ -168,8 +168,8 @@ class Reader:
         self, samples: Samples, plan: Plan, device: torch.device, *, shuffle: bool = False, seed: int = 0
     ) -> None:
         self.samples, self.device, self.shuffle, self.seed = samples, device, shuffle, seed
-        self.parts = int(plan.workload.get("accumulate", 1))
-        self.batch = int(plan.workload["batch"])
+        self.parts = plan.accumulate
+        self.batch = plan.workload.batch
         self.part_index, self.num_parts = batch_position(plan, dist.get_rank() if dist.is_initialized() else 0)
 
     def micro_batches(self, step: int) -> Iterator[Batch]:

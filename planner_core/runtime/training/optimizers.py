@@ -40,9 +40,7 @@ def optimizer_for(
 ) -> torch.optim.Optimizer:
     """Make the optimizer of a plan's workload, for a module that `apply` returned."""
     load = plan.workload
-    return make_optimizer(
-        str(load["optimizer"]), params, rate, weight_decay=weight_decay, offload=bool(load.get("offload"))
-    )
+    return make_optimizer(load.optimizer, params, rate, weight_decay=weight_decay, offload=load.offload)
 
 
 def warmup_cosine(step: int, *, warmup: int, steps: int) -> float:

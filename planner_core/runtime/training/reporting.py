@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from planner_core.core import Cluster, InputError, Plan
+from planner_core.core import InputError, Plan
 from planner_core.runtime.library import applied
 
 TRACE_STEPS = (2, 2)
@@ -33,10 +33,10 @@ class Report:
 
     def __init__(self, plan: Plan, flops: float, *, every: int = 10, file: Path | None = None) -> None:
         self.every, self.file, self.flops = max(1, every), file, flops
-        self.tokens = int(plan.workload["batch"]) * int(plan.workload["seq"])
+        self.tokens = plan.workload.batch * plan.workload.seq
         # A dtype that the data sheet lacks counts as its slowest.
-        peaks = dict(Cluster.from_json(dict(plan.cluster)).gpu.peak_flops)
-        self.peak = peaks.get(plan.workload["dtype"], min(peaks.values())) * plan.num_gpus
+        peaks = dict(plan.cluster.gpu.peak_flops)
+        self.peak = peaks.get(plan.workload.dtype, min(peaks.values())) * plan.num_gpus
         self.since, self.steps = time.perf_counter(), 0
 
     def step(self, step: int, loss: torch.Tensor, norm: torch.Tensor, rate: float) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.utils import _pytree as pytree
 
-from planner_core.core import InputError, Plan, PlannerError
+from planner_core.core import InputError, Plan, PlannerError, Workload
 from planner_core.models import trains_on_tokens
 from planner_core.models.capture import returned_loss
 from planner_core.models.hooks import names_by_parameter
@@ -108,11 +108,11 @@ def model_of(
     Raises:
         InputError: The model cannot be built here.
     """
-    config = dict(plan.model.get("config") or {})
+    config = plan.model.config
     if "callable" in config or source:
         start = _from_user_code(source or str(config["callable"]), weights, seed)
     else:
-        start = _from_config(config, plan.workload, weights, seed, plan.own_shapes)
+        start = _from_config(config, plan.workload, weights, seed, plan.model.own_shapes)
     if stand_in:
         with_planned_loss(start.model, plan.model)
     return start
@@ -120,15 +120,14 @@ def model_of(
 
 def _from_config(
     config: Mapping[str, Any],
-    load: Mapping[str, Any],
+    load: Workload,
     weights: Path | None,
     seed: int,
     own_shapes: Mapping[str, tuple[int, ...]],
 ) -> Start:
     """Build a model that a config describes, on meta."""
-    model, parsed, _ = build_from_config(config, load["dtype"], to_run=True)
-    batch = int(load["batch"]) // int(load.get("accumulate", 1))
-    inputs = make_training_inputs(model, parsed, batch, int(load["seq"]), load["dtype"])
+    model, parsed, _ = build_from_config(config, load.dtype, to_run=True)
+    inputs = make_training_inputs(model, parsed, load.graph_batch, load.seq, load.dtype)
     target = device()
     init = initializer(model, seed, target.type)
     # Parameters stay on meta until `apply` gives each rank its part. Buffers are whole on every rank.

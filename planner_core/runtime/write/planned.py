@@ -105,7 +105,7 @@ class PlannedForward:
     """
 
     def __init__(self, model: nn.Module, plan: Plan, axes: Sequence[Axis]) -> None:
-        if is_in_four_bits(plan.model["config"] or {}):
+        if is_in_four_bits(plan.model.config):
             raise PlanMismatch(
                 "the plan keeps frozen weights in 4 bits, which is priced and not run here; peft with bitsandbytes runs it, or plan ",
                 "without ",
@@ -114,7 +114,7 @@ class PlannedForward:
         self.plan, self.axes = plan, list(axes)
         self.data_axes = tuple(a for a in plan.data_axes if axes[a].size > 1)
         self.argument_names = positional_names(model.forward)
-        self.config = plan.model["config"] or {}
+        self.config = plan.model.config
         self.is_table = functools.partial(lacks_samples, config=self.config)
         self.rows, self.stored, self.block_copies = plan.site_plans(), plan.param_plans(), block_copies(plan)
         self.recompute = {label: block.recompute for label, block in plan.blocks.items()}
@@ -218,8 +218,7 @@ class PlannedForward:
     def _warn_if_global(self, args: Any, kwargs: Any, sample_leaves: Sequence[bool]) -> None:
         """Warn if a rank seems to bring the whole batch as its own part."""
         samples = next(itertools.compress(pytree.tree_leaves((args, kwargs)), sample_leaves), None)
-        workload, ranks = self.plan.workload, math.prod(self.axes[a].size for a in self.data_axes)
-        planned = int(workload["batch"]) // int(workload.get("accumulate", 1))
+        planned, ranks = self.plan.graph_batch, math.prod(self.axes[a].size for a in self.data_axes)
         if samples is not None and ranks > 1 and len(samples) == planned:
             warnings.warn(
                 f"dim 0 of this rank's inputs has {planned} samples, as many as the plan has for all ranks: {ranks} parts make "
@@ -266,7 +265,7 @@ class PlannedForward:
             self.block_copies,
             sizes,
             names,
-            self.plan.model.get("loss") == STANDIN_LOSS,
+            self.plan.model.loss == STANDIN_LOSS,
             describe_other_versions(self.plan),
             data_axes=tuple(axes),
         )
@@ -286,7 +285,7 @@ class PlannedForward:
 
     def _program_title(self) -> str:
         sizes = "x".join(str(a.size) for a in self.axes)
-        return f"{self.plan.model['name']} under the plan {self.plan.name!r} on a mesh of {sizes}: one rank's program."
+        return f"{self.plan.model.name} under the plan {self.plan.name!r} on a mesh of {sizes}: one rank's program."
 
 
 def _check_call(op: Op, values: Sequence[Value], row: SitePlan, sizes: Sequence[int]) -> None:

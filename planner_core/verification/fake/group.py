@@ -109,7 +109,7 @@ def model_as_run(plan: Plan) -> CostModel:
 
     Example: DeepSpeed keeps gradients in 16 bits until the update, and here each is cast to the 32 bits of its weight.
     """
-    return cost_model_of(replace(plan, workload={**plan.workload, "stack": USUAL_STACK}))
+    return cost_model_of(replace(plan, workload=replace(plan.workload, stack=USUAL_STACK)))
 
 
 def _memory_as_captured(plan: Plan, graph: Graph | None) -> Mapping[str, int]:
@@ -118,7 +118,7 @@ def _memory_as_captured(plan: Plan, graph: Graph | None) -> Mapping[str, int]:
     A run on meta is not compiled, and uses the loss and the attention kernel of the model's code, where the plan may count others.
     """
     model = model_as_run(plan)
-    is_as_planned = plan.workload.get("stack") in (None, USUAL_STACK)
+    is_as_planned = plan.workload.stack in (None, USUAL_STACK)
     if graph is None or (is_as_planned and not keeps_other_tensors(graph, model.cluster.gpu, model.workload)):
         return plan.cost.memory_bytes
     return price(plan.blocks, graph, model).memory_bytes

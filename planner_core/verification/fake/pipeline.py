@@ -118,9 +118,9 @@ def _run_rank(plan: Plan, rank: int, recordings: SharedRecordings) -> dict[str, 
 
 def _run_step(plan: Plan, recordings: SharedRecordings) -> dict[str, Any]:
     load = plan.workload
-    model, parsed = build_model(plan.model["config"], load["dtype"])
+    model, parsed = build_model(plan.model.config, load.dtype)
     initializer(model)  # buffers only
-    inputs = make_example_inputs(model, parsed, dict(load), SEED, meta_signals=True)
+    inputs = make_example_inputs(model, parsed, load, SEED, meta_signals=True)
     with_planned_loss(model, plan.model)
     parallel = StagedParallel(model, plan, mesh_of(plan, "cpu"))
     parallel.on_meta = True
@@ -140,7 +140,7 @@ def _run_step(plan: Plan, recordings: SharedRecordings) -> dict[str, Any]:
         optimizer.zero_grad()
         memory.add_inputs(pytree.tree_leaves((args, kwargs)))
         with (
-            counting_memory(memory, parallel, trained, {} if load.get("offload") else optimizer.state),
+            counting_memory(memory, parallel, trained, {} if load.offload else optimizer.state),
             record_step(parallel, counted) as record,
         ):
             begins = parallel.on_pass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -40,10 +41,10 @@ _COMPARES_DEVICES = frozenset({*RECURRENT, "quantile", "nanquantile", "take_alon
 def run_program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
     """Run the second step of rank 0, when optimizer states exist: collectives, memory at its peak, and the order of events."""
     load = plan.workload
-    model, parsed = build_model(plan.model["config"], load["dtype"])
+    model, parsed = build_model(plan.model.config, load.dtype)
     initializer(model)  # buffers only
     inputs = make_example_inputs(
-        model, parsed, {**load, "batch": load["batch"] // load["accumulate"]}, SEED, meta_signals=True
+        model, parsed, replace(load, batch=load.graph_batch, accumulate=1), SEED, meta_signals=True
     )
     with_planned_loss(model, plan.model)
     parallel = Parallel(model, plan, mesh)
@@ -53,7 +54,7 @@ def run_program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
     counted, memory, trace = parallel.engine.count_collectives(mesh), MemoryTracker(), Trace()
 
     def step() -> None:
-        for left in reversed(range(load["accumulate"])):
+        for left in reversed(range(load.accumulate)):
             with parallel.no_sync() if left else contextlib.nullcontext():
                 counted.phase, memory.kind = "forward", "activations"
                 out = call_as_in_a_loop(parallel, inputs, 0)
@@ -73,7 +74,7 @@ def run_program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
         optimizer.zero_grad()
         memory.add_inputs(pytree.tree_leaves(inputs))
         parallel.engine.trace(trace)
-        with counting_memory(memory, parallel, trained, {} if load.get("offload") else optimizer.state), counted:
+        with counting_memory(memory, parallel, trained, {} if load.offload else optimizer.state), counted:
             step()
     return {
         "collectives": counted.table(),

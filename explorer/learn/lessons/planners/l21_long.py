@@ -204,7 +204,7 @@ def _price_facts(learner: Learner, tokens: int, n: int) -> dict[str, Any]:
     facts["priced"] = dict(layouts)
     free = choose_own_plan(learner, tokens, n)
     if free:
-        chosen = free.cost.memory_bytes["peak"], free.cost.step_time_s, free.fits, int(free.workload["batch"])
+        chosen = free.cost.memory_bytes["peak"], free.cost.step_time_s, free.fits, free.workload.batch
         facts["priced"]["the planner's own choice"] = chosen
         facts["own"] = {"fits": free.fits, "layout": recipe.describe_layout(free)}
     took = {name.rpartition(", ")[2]: price[1] for name, price in layouts.items()}

@@ -152,7 +152,7 @@ def live(learner: Learner, values: Values) -> Live:
         "stages_s": took[STAGES],
         "fsdp_s": took[best],
         "held": passes_in_flight(hand_pipeline(order)[0], m)[0] / (2 if order == "interleaved" else 1),
-        "batch": int(plan.workload["batch"]),
+        "batch": plan.workload.batch,
     }
     facts = {
         "held": number(numbers["held"]),
@@ -175,7 +175,7 @@ def _list_ranks(plan: Plan) -> list[tuple[int, int, int]]:
     """Return by rank how many layers it has, its most passes in flight, and bytes of its fullest moment."""
     cut, cost = plan.pipeline, plan.cost.pipeline
     assert cut and cost
-    most = passes_in_flight(cut, int(plan.workload["accumulate"]))
+    most = passes_in_flight(cut, plan.workload.accumulate)
     mine = [cut.stages_of(rank) for rank in range(cut.ranks)]
     return [
         (sum(cut.copies[s] for s in stages), passes, max(cost.stages[s].peak_bytes for s in stages))
@@ -187,7 +187,7 @@ def _layout_times(
     staged_case: PricedLayout, learner: Learner, m: int, ranks: int, rates: Cluster
 ) -> tuple[dict[str, float], dict[str, PricedLayout]]:
     """Return the seconds of a step with stages and with FSDP, in one micro-batch and in as many as give a GPU one sample at a time."""
-    batch = int(staged_case.plan.workload["batch"])
+    batch = staged_case.plan.workload.batch
     parts = sorted({1, max(1, m // ranks)})
     cases = {STAGES: staged_case} | {
         f"FSDP, {k} micro-batch{'es' * (k > 1)}": plan_fsdp(learner, k, batch) for k in parts
@@ -256,7 +256,7 @@ def _describe_stop(time: PipelineTime, now: float) -> str:
 def _simulated_chart(plan: Plan) -> Drawing:
     cut, cost = plan.pipeline, plan.cost.pipeline
     assert cut and cost
-    time = simulated_pipeline(cut, cost.stages, int(plan.workload["accumulate"]))
+    time = simulated_pipeline(cut, cost.stages, plan.workload.accumulate)
     tracks = []
     for rank in range(cut.ranks):
         mine = [s for s in time.spans if s.rank == rank]
@@ -286,7 +286,7 @@ def focus(learner: Learner, values: Values) -> dict[str, str]:
     staged, _ = stageable_learner(learner, ranks)
     plan = plan_stages(staged, order, m, ranks).plan
     words = [str(plan.name), f"accumulate={m}"]
-    sizes = {"batch": str(plan.workload["batch"]), "seq": str(plan.workload["seq"])}
+    sizes = {"batch": str(plan.workload.batch), "seq": str(plan.workload.seq)}
     return {**links.model_setting(learner, staged), **sizes, "setup": ",".join(words), "plan": "our-current-setup"}
 
 

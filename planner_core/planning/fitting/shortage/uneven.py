@@ -62,7 +62,7 @@ def note_small_batch(batch: int, num_gpus: int, accumulate: int) -> tuple[Note, 
 def note_repeated_work(plan: Plan, where: str = "") -> tuple[Note, ...]:
     """Return a message if GPUs of a plan do the same work, since the samples of a step cannot be dealt out to them. `where`: "in ... ",
     which plan that is, for a reader to whom the note is not shown as the plan's own."""
-    mesh, batch, alone = plan.mesh, int(plan.workload["batch"]), replicated_gpus(plan)
+    mesh, batch, alone = plan.mesh, plan.workload.batch, replicated_gpus(plan)
     if alone == 1 or batch % mesh.num_devices == 0:
         return ()
     more = -(-batch // mesh.num_devices) * mesh.num_devices
@@ -108,7 +108,7 @@ def note_idle_gpus(plan: Plan, graph: Graph) -> tuple[Note, ...]:
     even = 2 ** int(math.log2(gpus))
     better = f"; {even:,} GPUs would" if even != gpus else ""
     sentence = (
-        f"most of the {gpus:,} GPUs hold the same weights: batch {plan.workload['batch']:,} and the sizes of this model do not divide "
+        f"most of the {gpus:,} GPUs hold the same weights: batch {plan.workload.batch:,} and the sizes of this model do not divide "
         f"by {sizes}{better}"
     )
     return (Note(sentence, NoteKind.IDLE_GPUS),)

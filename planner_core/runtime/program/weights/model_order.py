@@ -52,7 +52,7 @@ def _show_weights(parallel: Parallel, state: MutableMapping[str, Any], prefix: s
     weights = _named_weights(parallel, prefix, state)
     named = [(w, n) for w, n in weights if w.unpadded_shape is not None or order_of(w.parameter)]
     # Ranks exchange their parts. With stages only some ranks have padded weights, and all come here.
-    if named or parallel.plan.own_shapes:
+    if named or parallel.plan.model.own_shapes:
         parallel.agreement.wait_for_all(parallel.agreement.STATE)
     for weight, name in named:
         first = prefix + weight.names[0]
