@@ -31,6 +31,8 @@ from planner_core.planning.derived import after_answer
 from planner_core.planning.fitting import micro_batch_numbers, micro_batches
 from planner_core.planning.fitting.baselines import note_missing_baselines
 from planner_core.planning.fitting.mesh_search import choose_mesh, mesh_of_quick_plan
+from planner_core.planning.fitting.micro_batches import choose
+from planner_core.planning.fitting.micro_batches.first_plan import GOOD_GAP
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import RARE_COLLECTIONS, THOROUGH
 from planner_core.search.algebra import PointAllowance
@@ -205,9 +207,8 @@ def test_what_an_earlier_request_took_changes_no_answer(monkeypatch: pytest.Monk
 def test_the_first_plan_does_not_wait_for_the_search_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the plan of the search without proof, and its bound holds: it is not above that of the end."""
     events: list[object] = []
-    search = micro_batches._MicroBatchSearch
-    search_exactly = search._search_exactly
-    monkeypatch.setattr(search, "_search_exactly", lambda *a: (events.append("to the end"), search_exactly(*a))[1])
+    search_exactly = choose.search_exactly
+    monkeypatch.setattr(choose, "search_exactly", lambda *a: (events.append("to the end"), search_exactly(*a))[1])
     result = plan_model(replace(TIGHT, accumulate=None), show_first=events.append, passes={})
     first, then = events
     assert isinstance(first, Plan) and then == "to the end" and first.fits and first.bound is not None
@@ -274,7 +275,7 @@ def test_a_good_plan_is_shown_before_other_numbers_are_searched() -> None:
     assert isinstance(first, Plan) and first.fits and {*events[:place]} == {1} and {1, 2} <= {*events[place + 1 :]}
     assert 16 not in events and plan.fits and plan.workload.accumulate == 1
     assert first.bound is not None and plan.bound is not None and first.bound < plan.bound
-    assert plan.cost.gpu_time_s <= first.cost.gpu_time_s <= first.bound * (1 + micro_batches.GOOD_GAP)
+    assert plan.cost.gpu_time_s <= first.cost.gpu_time_s <= first.bound * (1 + GOOD_GAP)
 
 
 def test_a_good_plan_is_shown_before_other_meshes_are_searched() -> None:

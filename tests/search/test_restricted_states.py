@@ -14,6 +14,7 @@ from planner_core.models.loading import capture_graph
 from planner_core.planning import choose_mesh
 from planner_core.planning.fitting import micro_batches
 from planner_core.planning.fitting.micro_batch_numbers import MicroBatchCandidate
+from planner_core.planning.fitting.micro_batches import one_number
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
 from planner_core.search.algebra import elimination_order
@@ -107,15 +108,14 @@ def test_a_narrow_plan_is_one_of_the_wide_space() -> None:
 
 def test_numbers_that_cannot_win_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spaces that gave up states had no bound of any memory, so ALBERT was planned at 2, 4, 8 and 16 micro-batches before a plan was shown."""
-    search = micro_batches._MicroBatchSearch
-    planned, plan_number = list[int](), search._plan_number
+    planned, plan_number = list[int](), one_number.plan_number
 
-    def spy(self: Any, count: MicroBatchCandidate, *rest: Any) -> Any:
-        planned.append(count.micro_batches)
-        assert any(planner.problem(mesh).unrestricted for planner in [count.planner] for mesh in count.options)
-        return plan_number(self, count, *rest)
+    def spy(task: Any, candidate: MicroBatchCandidate, *rest: Any) -> Any:
+        planned.append(candidate.micro_batches)
+        assert any(candidate.planner.problem(mesh).unrestricted for mesh in candidate.options)
+        return plan_number(task, candidate, *rest)
 
-    monkeypatch.setattr(search, "_plan_number", spy)
+    monkeypatch.setattr(one_number, "plan_number", spy)
     request = Request(model="albert", cluster="1x4-a100-pcie", mesh="4", batch=16, recompute="auto", accumulate=None)
     _, plan = micro_batches.choose_micro_batches(
         request, lambda asked: capture_graph(ALBERT, batch=16 // (asked.accumulate or 1), seq=128), lambda text: None
