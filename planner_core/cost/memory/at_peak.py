@@ -181,7 +181,9 @@ class _PeakTensors:
         call = block_memory.storages.block.items[back.at] if back.at >= 0 else None
         # Items before the one at work have not run backward, so they still keep. Its own stand until they are released; what a call at
         # work keeps is listed inside of it (`add_inside_call`).
-        self.add_saved(label, range(back.at + (not back.released)), skip=("call", back.at) if back.inside else None)
+        self.add_saved(
+            label, range(back.at + (not back.released)), skip=Key("call", number=back.at) if back.inside else None
+        )
         self.add_weight_gradients(label, back)
         self.add_overlap(back)
         named = self.add_gradients(label, back)
@@ -291,7 +293,7 @@ class _PeakTensors:
                 if block_memory.first_saver[key] != number or key in block_memory.border or key == skip:
                     continue
                 item = block_memory.storages.block.items[number]
-                if key[0] == "call" and isinstance(item, Call):
+                if key.kind == "call" and isinstance(item, Call):
                     inner = self.label_of[item.prefix]
                     if block_memory.storages.size[key]:
                         self.add_saved_inside(inner)
@@ -316,25 +318,16 @@ class _PeakTensors:
     def add_storage(self, kind: str, label: str, key: Key, size: int) -> None:
         """Add one storage. Its key says what it is."""
         block_memory = self.block_memories[label]
-        s, name = block_memory.storages, key[0]
-        if name == "extra":
-            self.add(kind, f"kept by {key[1]} beside its operands and result", label, None, None, size, op=str(key[1]))
-        elif name == "taken" and len(key) == 3:
-            op = next(o for o in s.block.ops if o.name == key[1])
-            edge = s.plan.sites[op.name].inputs[key[2]]
-            self.add(
-                kind, f"operand {key[2]} of {op.name}, as it needs it", label, op.inputs[key[2]], edge.dst.forward, size
-            )
+        s = block_memory.storages
+        if key.kind == "extra":
+            self.add(kind, f"kept by {key.op} beside its operands and result", label, None, None, size, op=key.op)
+        elif key.kind == "operand":
+            op = next(o for o in s.block.ops if o.name == key.op)
+            value, edge = op.inputs[key.number], s.plan.sites[op.name].inputs[key.number]
+            self.add(kind, f"operand {key.number} of {op.name}, as it needs it", label, value, edge.dst.forward, size)
         else:
-            value = int(str(key[1]))
-            self.add(
-                kind,
-                f"{_maker_name(block_memory, value)}{', as it is sent on' if name == 'given' else ''}",
-                label,
-                value,
-                _result_placements(block_memory, value, name),
-                size,
-            )
+            what = f"{_maker_name(block_memory, key.value)}{', as it is sent on' if key.kind == 'delivered' else ''}"
+            self.add(kind, what, label, key.value, _result_placements(block_memory, key), size)
 
     def add_weight_gradient(self, label: str, name: str, size: int) -> None:
         block, param = self.block_memories[label].storages.block, self.blocks[label].params.get(name)
@@ -367,10 +360,10 @@ def _maker_name(block_memory: BlockMemory, value: int) -> str:
     return "computed from the inputs before the first operator" if computed else "input of the block"
 
 
-def _result_placements(block_memory: BlockMemory, value: int, name: str) -> Placements | None:
+def _result_placements(block_memory: BlockMemory, key: Key) -> Placements | None:
     """Placements of a result as its operator makes it, or as it is delivered; None if no operator of this block makes it."""
     for op in block_memory.storages.block.ops:
-        if value in op.outputs:
-            edge = block_memory.storages.plan.sites[op.name].outputs[op.outputs.index(value)]
-            return edge.dst.forward if name == "given" else edge.src.forward
+        if key.value in op.outputs:
+            edge = block_memory.storages.plan.sites[op.name].outputs[op.outputs.index(key.value)]
+            return edge.dst.forward if key.kind == "delivered" else edge.src.forward
     return None

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from planner_core.core import Call, Op
 from planner_core.cost.memory.forward import BlockMemory, HandedThrough, Moment, arriving_bytes, peak_issuing_bytes
 from planner_core.cost.memory.in_flight import ReductionMemory, SentMemory
+from planner_core.cost.memory.storages import Key
 from planner_core.ops import operator, writes_in_place
 
 
@@ -180,7 +181,7 @@ class BackwardMemory:
         arrived = [self.by_value.pop(v, None) for v in call.outputs]
         # The caller counts as kept what the copy keeps inside. While the copy runs backward, its own moments count that instead.
         twice = sum(g.num_bytes for g in arrived if g is not None and g in self.received)
-        here = self._moment() + Moment(-self.block_memory.storages.size["call", number], 0, -twice)
+        here = self._moment() + Moment(-self.block_memory.storages.size[Key("call", number=number)], 0, -twice)
         for self.inside in copy.backward:
             yield here + self.inside
         self.inside = None
@@ -249,7 +250,7 @@ class BackwardMemory:
             if value in op.saved and s.is_gathered_at_op(op, position):
                 # One after the other: while one weight is gathered, those before it stand whole.
                 peak = max(peak, whole + s.redistribution_bytes(value, edge.src.forward, edge.forward, edge).peak)
-                whole += s.bytes_of_key(("taken", op.name, position))
+                whole += s.bytes_of_key(Key("operand", op=op.name, number=position))
         return whole, peak
 
     def _send_gradient(self, op: Op, position: int) -> Iterator[Moment]:

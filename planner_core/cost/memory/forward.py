@@ -108,7 +108,7 @@ class BlockMemory:
             for key in keys:
                 self.first_saver.setdefault(key, number)
         # Inputs and results of a called block are its caller's, which counts each once for all blocks that read it.
-        self.border: set[Key] = {("in", v) for v in self.storages.block.inputs}
+        self.border: set[Key] = {Key("input", v) for v in self.storages.block.inputs}
         if self.storages.block.inputs:
             self.border.update(k for v in self.results if (k := self.storages.at.get(v)) is not None)
 
@@ -119,10 +119,11 @@ class BlockMemory:
             if isinstance(result, HandedThrough):
                 s.at[value] = s.at.get(call.inputs[result.operand])
             else:
-                s.at[value], s.size["made", value] = ("made", value), result
-        s.size["call", number] = copy.saved_bytes
+                s.at[value] = key = Key("result", value)
+                s.size[key] = result
+        inside = Key("call", number=number)
+        s.size[inside] = copy.saved_bytes
         across = [call.inputs[i] for i in copy.saved_operands] + [call.outputs[i] for i in copy.saved_results]
-        inside: Key = ("call", number)
         return tuple(dict.fromkeys([inside, *(k for v in across if (k := s.at.get(v)) is not None)]))
 
     @cached_property
@@ -174,9 +175,9 @@ class BlockMemory:
             stays = list(self.keys_saved_by(number, first=first))
             saved.update(stays)
             kept_bytes += self.size_of(stays)
-            # An `in` storage is the caller's, or a computed constant with which `live` began.
+            # An input's storage is the caller's, or a computed constant with which `live` began.
             results = (self.storages.at[v] for v in item.outputs)
-            live.update((k, size[k]) for k in results if k is not None and k[0] != "in")
+            live.update((k, size[k]) for k in results if k is not None and k.kind != "input")
             # What no later item reads is freed here, unless autograd keeps it.
             live = {k: n for k, n in live.items() if until.get(k, -1) > number}
             self.flying = {k: n for k, n in live.items() if k not in saved}
@@ -256,15 +257,15 @@ class BlockMemory:
             if s.block.values[value].kind != "constant":
                 # Operands arrive one after the other: while one is on its way, those before it are held as they are taken.
                 peak = max(peak, now + s.bring_operand(op, position).peak)
-                now += s.bytes_of_key(("taken", op.name, position))
+                now += s.bytes_of_key(Key("operand", op=op.name, number=position))
         if takes_only:
             return Moment(0, 0, max(peak, now))
-        now += sum(s.bytes_of_key(("made", v)) for v in op.outputs)
-        now += sum(s.size[k] for k in s.saved[op.name] if k[0] == "extra")
+        now += sum(s.bytes_of_key(Key("result", v)) for v in op.outputs)
+        now += sum(s.size[k] for k in s.saved[op.name] if k.kind == "extra")
         peak = max(peak, now + s.forward_workspace_bytes(op))
         for value, edge in zip(op.outputs, site.outputs, strict=True):
             peak = max(peak, now + s.redistribution_bytes(value, edge.src.forward, edge.forward, edge).peak)
-            now += s.bytes_of_key(("given", value))
+            now += s.bytes_of_key(Key("delivered", value))
         return Moment(0, 0, max(peak, now))
 
     def _last_readers(self) -> dict[Key, int]:

@@ -162,9 +162,10 @@ def _call_memory(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
     s = block_memory.storages
     block = s.block
     # Reversed, so that of a value that is given at two positions the first one stays.
-    position: dict[Key | None, int] = {("in", v): k for k, v in reversed(list(enumerate(block.inputs)))}
+    operand = {v: k for k, v in reversed(list(enumerate(block.inputs)))}
+    position: dict[Key | None, int] = {Key("input", v): k for v, k in operand.items()}
     # A result that no operator makes is an operand that the block hands through.
-    at = {v: s.at.get(v, ("in", v)) for v in block.outputs}
+    at = {v: s.at.get(v, Key("input", v)) for v in block.outputs}
     results = tuple(
         HandedThrough(position[key]) if key in position else s.bytes_of_key(key)
         for key in (at[v] for v in block.outputs)
@@ -175,7 +176,7 @@ def _call_memory(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
     forward, backward = highest_moment(block_memory.forward_moments()), highest_backward(back.moments())
     saved_bytes = sum(map(block_memory.saved_bytes, range(len(block.items))))
     # Operands that an item inside keeps are the caller's storages: `saved_bytes` leaves them out, and the caller counts each once.
-    saved_operands = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in block_memory.first_saver)
+    saved_operands = tuple(k for k, v in enumerate(block.inputs) if Key("input", v) in block_memory.first_saver)
     saved_results = tuple(
         k for k, v in enumerate(block.outputs) if at[v] in block_memory.first_saver and at[v] not in position
     )
@@ -188,8 +189,8 @@ def _call_memory(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
         backward = highest_backward([recomputation, *backward])
         # To run again it needs every operand, also those that no operator inside keeps.
         saved_operands = tuple(k for k, v in enumerate(block.inputs) if block.values[v].kind == "activation")
-    gradients = {position["in", v]: g.num_bytes for v, g in back.by_value.items() if ("in", v) in position}
-    reduced = tuple(position["in", v] for r in unit.reductions for v in r.weights if ("in", v) in position)
+    gradients = {operand[v]: g.num_bytes for v, g in back.by_value.items() if v in operand}
+    reduced = tuple(operand[v] for r in unit.reductions for v in r.weights if v in operand)
     return CallMemory(
         saved_bytes,
         saved_operands,

@@ -1,23 +1,18 @@
 """The tensors that one GPU allocates while a block runs under its plan, and which of them autograd keeps.
 
 Three kinds of tensors have a storage of their own: an operand that is redistributed before an operator, a result, and a result
-that is redistributed after the operator. A view shares the storage of what it looks at. A key names a storage:
-
-    ("in", value)            the caller gives it, or forward computed this constant of its inputs
-    ("taken", op, operand)   an operand as the operator takes it, if it is another tensor than the one delivered
-    ("made", value)          a result as its operator makes it
-    ("given", value)         a result as it is delivered, if it is another tensor than the one made
-    ("extra", op, number)    an operator saves it beside its operands and results
+that is redistributed after the operator. A view shares the storage of what it looks at. A `Key` names a storage.
 
 Example: x @ w on 4 GPUs, where x of 8 MB is delivered in Shard(0) and the product takes it Replicate and gives y of 8 MB in
-Shard(1). ("in", x) has 2 MB, ("taken", product, 0) 8 MB, ("made", y) 2 MB. Backward needs x as the product took it, so autograd
-keeps the 8 MB, not the 2 MB. If y is then delivered Replicate, ("given", y) has 8 MB beside the 2 MB of ("made", y).
+Shard(1). The input x has 2 MB, operand 0 of the product 8 MB, its result y 2 MB. Backward needs x as the product took it, so
+autograd keeps the 8 MB, not the 2 MB. If y is then delivered Replicate, y as delivered has 8 MB beside the 2 MB of the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -37,9 +32,25 @@ from planner_core.ops import (
     writes_in_place,
 )
 
-Key = tuple[str, object] | tuple[str, object, int]
 EXCHANGED = -1
 """The number of an extra storage: the first operand, as the op has exchanged it (`Split.exchanged`). Others have -2, -3 and so on."""
+
+
+class Key(NamedTuple):
+    """The key of a storage: its kind, and by kind the value, the operator or the number that it belongs to.
+
+    input      `value`: the caller gives it, or forward computed this constant of its inputs
+    operand    `op`, `number` of the operand: as the operator takes it, if it is another tensor than the one delivered
+    result     `value`: as its operator makes it
+    delivered  `value`: a result as it is delivered, if it is another tensor than the one made
+    extra      `op`, `number`: the operator saves it beside its operands and results
+    call       `number` of the item: all that the called block keeps inside
+    """
+
+    kind: Literal["input", "operand", "result", "delivered", "extra", "call"]
+    value: int = -1
+    op: str = ""
+    number: int = 0
 
 
 @dataclass
@@ -77,7 +88,7 @@ class BlockStorages:
                 base = root(self.block, value)
                 if not self.block.values[base].computed:
                     continue
-                key = self.computed[value] = ("in", base)
+                key = self.computed[value] = Key("input", base)
                 self.size[key] = max(self.size.get(key, 0), self.bytes_of(base, edge.dst.forward))
 
     def add(self, op: Op) -> None:
@@ -90,10 +101,11 @@ class BlockStorages:
         saved, extras = self._saved_keys(op), self._extra_keys(op)
         # The op's kernel worked on what an all_to_all inside it had brought. So it keeps a tensor of that size, and not what it returns.
         for key in self._exchanged_results(op, saved):
-            exchanged = ("extra", op.name, len(extras))
+            exchanged = Key("extra", op=op.name, number=len(extras))
             self.size[exchanged] = self.size[key]
             for i in self._exchanged_operands(op):
-                self.size["extra", op.name, EXCHANGED - i] = self.bytes_of(op.inputs[i], site.inputs[i].dst.forward)
+                key_exchanged = Key("extra", op=op.name, number=EXCHANGED - i)
+                self.size[key_exchanged] = self.bytes_of(op.inputs[i], site.inputs[i].dst.forward)
             extras.append(exchanged)
             saved = [k for k in saved if k != key]
         self.saved[op.name] = tuple(dict.fromkeys([*saved, *extras]))
@@ -145,28 +157,28 @@ class BlockStorages:
             return
         if kind == "activation" and value not in self.at:
             base = root(self.block, value)
-            self.size.setdefault(("in", base), self.bytes_of(value, edge.src.forward))
-            self.at[value] = ("in", base)
+            self.at[value] = key = Key("input", base)
+            self.size.setdefault(key, self.bytes_of(value, edge.src.forward))
         # A redistributed operand is a tensor of its own, and backward needs that one; else the operator reads what was delivered.
         moved = self.bring_operand(op, position).result
         if moved:
-            self.taken[op.name, position] = ("taken", op.name, position)
-            self.size["taken", op.name, position] = moved
-        elif kind == "activation" and (key := self.at[value]) is not None:
-            self.taken[op.name, position] = key
+            self.taken[op.name, position] = key = Key("operand", op=op.name, number=position)
+            self.size[key] = moved
+        elif kind == "activation" and (delivered := self.at[value]) is not None:
+            self.taken[op.name, position] = delivered
 
     def _add_result(self, op: Op, value: int, edge: Edge) -> None:
         base = self.viewed_operand(op, value)
         # A view shares the storage of the operand as it was taken: of a redistributed operand the new tensor, not the delivered one.
-        key: Key | None = ("made", value) if base is None else self.taken.get((op.name, base))
-        if base is None:
-            self.size["made", value] = self.bytes_of(value, edge.src.forward)
+        key = Key("result", value) if base is None else self.taken.get((op.name, base))
+        if key is not None and base is None:
+            self.size[key] = self.bytes_of(value, edge.src.forward)
         if key is not None:  # a view of a stored weight takes no memory
             self.result_keys[value] = key
         moved = self.redistribution_bytes(value, edge.src.forward, edge.forward, edge).result
         if moved:
-            key = ("given", value)
-            self.size["given", value] = moved
+            key = Key("delivered", value)
+            self.size[key] = moved
         self.at[value] = key
 
     def viewed_operand(self, op: Op, value: int) -> int | None:
@@ -214,13 +226,15 @@ class BlockStorages:
         """Storages that are not a value of the graph: the log-sum-exp, indices, and what a loss keeps."""
         formula = extra_saved_bytes(op)
         if formula is not None:
-            self.size["extra", op.name, 0] = formula(self._local_bytes_of(op))
-            return [("extra", op.name, 0)]
+            key = Key("extra", op=op.name)
+            self.size[key] = formula(self._local_bytes_of(op))
+            return [key]
         if not op.saved_extra:
             return []
         axis_rows = rows_at(self.block, op, self.plan.sites[op.name])
         shapes = [self.block.values[v].meta.shape for v in op.inputs]
-        for k, meta in enumerate(op.saved_extra):
+        keys = [Key("extra", op=op.name, number=k) for k in range(len(op.saved_extra))]
+        for key, meta in zip(keys, op.saved_extra, strict=True):
             parts = [
                 n
                 for row, n in zip(axis_rows, self.model.sizes, strict=True)
@@ -229,8 +243,8 @@ class BlockStorages:
             load = (
                 self.model.fullest_load(axis_rows) if len(meta.shape) > 1 else 1.0
             )  # vectors lie where the tokens come from
-            self.size["extra", op.name, k] = int(load * (meta.num_bytes // int(np.prod(parts, dtype=int))))
-        return [("extra", op.name, k) for k in range(len(op.saved_extra))]
+            self.size[key] = int(load * (meta.num_bytes // int(np.prod(parts, dtype=int))))
+        return keys
 
     def _exchanged_results(self, op: Op, saved: Sequence[Key]) -> list[Key]:
         """Return the results of which an operator keeps a tensor of its own, as large (`Split.exchanged`)."""
@@ -249,9 +263,9 @@ class BlockStorages:
         if op.name not in self.plan.kept:
             return ()
         saved = (
-            k for k in self.saved[op.name] if k[0] == "extra" or k in {self.result_keys.get(v) for v in op.outputs}
+            k for k in self.saved[op.name] if k.kind == "extra" or k in {self.result_keys.get(v) for v in op.outputs}
         )
-        received: list[Key] = [("extra", op.name, EXCHANGED - i) for i in range(len(op.inputs))]
+        received = (Key("extra", op=op.name, number=EXCHANGED - i) for i in range(len(op.inputs)))
         sent = [key for key in received if key in self.size]
         return tuple(dict.fromkeys([*(k for v in op.outputs if (k := self.at.get(v)) is not None), *saved, *sent]))
 
