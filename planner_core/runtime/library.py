@@ -14,7 +14,6 @@ from planner_core.core import InputError, Plan
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.parallel import Parallel
-from planner_core.runtime.program.collectives import check_torch
 from planner_core.runtime.program.gradients import discard_pending
 from planner_core.runtime.program.names import EditableFunctions
 from planner_core.runtime.program.weights.model_order import register_model_order_hooks
@@ -72,26 +71,28 @@ def apply(
         >>> optimizer = torch.optim.AdamW(model.parameters())
         >>> model(x, y, global_batch=True).backward()
     """
-    parallel = _make_parallel(module, plan, init, seed, written)
-    if compile is not False:
-        parallel.engine.compile = {"fullgraph": True} if compile is True else dict(compile)
-    return _install_forward(module, parallel)
+    options = {"fullgraph": True} if compile is True else None if compile is False else dict(compile)
+    return _install_forward(module, _make_parallel(module, plan, init, seed, options, written))
 
 
 def _make_parallel(
-    module: nn.Module, plan: Plan, init: Init | None, seed: int, written: EditableFunctions | None
+    module: nn.Module,
+    plan: Plan,
+    init: Init | None,
+    seed: int,
+    compile: Mapping[str, Any] | None,
+    written: EditableFunctions | None,
 ) -> Parallel:
     if plan.pipeline:
         check_schedule(plan.pipeline)
     mesh = mesh_of(plan, _device_of(module) if dist.is_initialized() else "cpu")
     if plan.pipeline:
-        return StagedParallel(module, plan, mesh, init=init, seed=seed)
-    return Parallel(module, plan, mesh, init=init, seed=seed, written=written)
+        return StagedParallel(module, plan, mesh, init=init, seed=seed, compile=compile)
+    return Parallel(module, plan, mesh, init=init, seed=seed, compile=compile, written=written)
 
 
 def _install_forward(module: nn.Module, parallel: Parallel) -> nn.Module:
     """Install the plan's forward in the module, and refusals of what would go wrong silently."""
-    check_torch(compiled=parallel.engine.compile is not None)
     register_model_order_hooks(parallel)
 
     def zero_grad(*args: Any, **kwargs: Any) -> None:

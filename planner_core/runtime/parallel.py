@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from planner_core.runtime.bound_call import BoundCall, adopt_script
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.loop import Agreement
 from planner_core.runtime.mismatch import PlanMismatch, describe_other_versions
-from planner_core.runtime.program.collectives import apply_moves, check_torch
+from planner_core.runtime.program.collectives import Axis, apply_moves, check_torch
 from planner_core.runtime.program.engine import Engine
 from planner_core.runtime.program.names import EditableFunctions, GuardFailed
 from planner_core.runtime.program.setup import make_axes, make_joint_axes, make_moves, shard_model, shard_tensor
@@ -42,7 +42,9 @@ MAX_VARIANTS = 8
 class Parallel:
     """One model under a plan. `programs` has one program for each way in which the model was called.
 
-    `seed`: that of dropout. `written`: the functions of an exported script.
+    `seed`: that of dropout. `compile`: options of `torch.compile` for the functions of blocks; None does not compile them. `written`: the
+    functions of an exported script. `make_forward` makes the planned forward pass. `left_out`: the names of the parameters that this
+    rank never uses, which are removed from the model.
     """
 
     def __init__(
@@ -53,9 +55,12 @@ class Parallel:
         *,
         init: Init | None = None,
         seed: int = 0,
+        compile: Mapping[str, Any] | None = None,
         written: EditableFunctions | None = None,
+        make_forward: Callable[[nn.Module, Plan, Sequence[Axis]], PlannedForward] = PlannedForward,
+        left_out: Collection[str] = (),
     ) -> None:
-        check_torch()
+        check_torch(compiled=compile is not None)
         refuse_gradient_hooks(model)
         if name := next((n for n, p in model.named_parameters() if find_weight(p)), ""):
             raise PlanMismatch(
@@ -68,7 +73,7 @@ class Parallel:
         self.model, self.plan, self.mesh = model, plan, mesh
         self.axes = [written.adopt(a) if written else a for a in make_axes(mesh)]
         joint = make_joint_axes(mesh, plan)
-        self.planned = self.planned_forward()
+        self.planned = make_forward(model, plan, self.axes)
         self.data_axes, self.frozen = self.planned.data_axes, self.planned.frozen
         self.device = _device_of_mesh(mesh)
         self.agreement = Agreement(
@@ -78,7 +83,9 @@ class Parallel:
             exchanges=any(t.phase == "forward" for t in plan.cost.traffic),
         )
         self.agreement.note_model(model)
-        self.leave_out()
+        for name in left_out:
+            path, _, short = name.rpartition(".")
+            model.get_submodule(path)._parameters[short] = None
         weights = shard_model(
             model, self.planned.stored, mesh, self.axes, joint, self.planned.dtypes, self.agreement.wrap_init(init)
         )
@@ -87,8 +94,9 @@ class Parallel:
             weight.model = weakref.ref(self)
             weight.unpadded_shape = next((unpadded_shapes[n] for n in weight.names if n in unpadded_shapes), None)
         self.agreement.compare_start(plan, seed)
-        self.engine = Engine(self.axes, joint, weights, model.get_buffer, self.device)
-        self.engine.seed, self.engine.written = seed, written
+        self.engine = Engine(self.axes, joint, weights, model.get_buffer, self.device, seed=seed, compile=compile)
+        self.written = written
+        """The functions of the script, as long as the model's code goes the way for which they were written."""
         if written:
             written.check(plan)
         self.frozen.remember_state()
@@ -96,13 +104,6 @@ class Parallel:
         self.programs: dict[tuple[Any, int], BoundCall] = {}
         self.recorded = 0
         self.caches = makes_kv_cache(model, self.frozen.twin.forward)
-
-    def planned_forward(self) -> PlannedForward:
-        """Return the model's forward pass under the plan."""
-        return PlannedForward(self.model, self.plan, self.axes)
-
-    def leave_out(self) -> None:
-        """Remove the parameters that this rank never uses from the model. Without stages a rank uses all."""
 
     # --- calling --------------------------------------------------------------------------------------
 
@@ -149,9 +150,9 @@ class Parallel:
 
     def _leave_script(self, ready: BoundCall, failed: GuardFailed) -> bool:
         """Stop using the script's blocks if `ready` runs them: they were written where the model's code took another path."""
-        if ready.bound.script is None or self.engine.written is None:
+        if ready.bound.script is None or self.written is None:
             return False
-        self.engine.written = None
+        self.written = None
         warnings.warn(
             f"the model's code goes another way than where the script's blocks were written ({failed}): they are made anew, and an edit of "
             "the script does not count in them; export it again",
@@ -287,7 +288,7 @@ class Parallel:
         used = {b.buffer for unit in prepared.program.units for b in unit.buffers}
         self.agreement.check_buffers(used.union(prepared.program.buffers))
         training = torch.is_grad_enabled() and self.model.training
-        script = adopt_script(prepared, self.engine.written if training else None, describe_other_versions(self.plan))
+        script = adopt_script(prepared, self.written if training else None, describe_other_versions(self.plan))
         return BoundCall(prepared, self.engine, self.mesh, self.data_axes, script)
 
 

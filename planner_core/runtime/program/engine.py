@@ -28,7 +28,7 @@ from planner_core.runtime.program.collectives import Axis, Trace
 from planner_core.runtime.program.collectives.counter import CountCollectives
 from planner_core.runtime.program.operators.dropout import unit_seed
 from planner_core.runtime.program.setup import JointAxes, make_moves
-from planner_core.runtime.program.units import BackwardPass, RuntimeUnit, UnitCall, UnitSpec, UnitUse, UnitWeight
+from planner_core.runtime.program.units import BackwardPass, RuntimeUnit, UnitCall, UnitSpec, UnitWeight
 from planner_core.runtime.program.weights import Weight
 
 _PROGRAM_NUMBERS = itertools.count()
@@ -44,44 +44,31 @@ class Engine:
         weights: Mapping[str, Weight],
         buffer: Callable[[str], torch.Tensor],
         device: torch.device,
+        *,
+        seed: int,
+        compile: Mapping[str, Any] | None,
     ) -> None:
+        """`seed`: that of dropout. `compile`: options of `torch.compile` for the functions of units; None does not compile them."""
         self.axes, self.joint = list(axes), joint
         self.weights, self.buffer, self.device = weights, buffer, device
         self.by_name = {name: w for w in weights.values() for name in w.names}
         self.backward = BackwardPass()
         self.units: dict[object, RuntimeUnit] = {}
-        self.seed = self.forwards = 0
+        self.seed, self.compile = seed, compile
+        self.forwards = 0
         self.gathers_inputs = False
         """Whether the collective that is being issued gathers the inputs of a call. No operator of the plan does."""
-        self.compile: Mapping[str, Any] | None = None
-        self.written: names.EditableFunctions | None = None
 
     def unit(self, spec: UnitSpec) -> RuntimeUnit:
         """Return the unit of a specification. Programs with equal specifications share it."""
-        uses = [self._make_use(u) for u in spec.uses]
-        key = (
-            spec.name,
-            tuple(
-                (id(u.weight), u.gather, u.reduce, u.regather, u.saved_by_autograd, u.trained, u.has_copy) for u in uses
-            ),
+        uses = tuple(
+            UnitWeight(u, self.by_name[u.parameter], make_moves(u.gather, self.axes), make_moves(u.reduce, self.axes))
+            for u in spec.uses
         )
+        key = spec.name, uses
         if key not in self.units:
             self.units[key] = RuntimeUnit(spec.name, uses, self.backward)
         return self.units[key]
-
-    def _make_use(self, u: UnitUse) -> UnitWeight:
-        weight, gather = self.by_name[u.parameter], make_moves(u.gather, self.axes)
-        copied = bool(gather) or weight.cast_per_use
-        return UnitWeight(
-            u.argument,
-            weight,
-            gather,
-            make_moves(u.reduce, self.axes),
-            u.regather,
-            u.saved_by_autograd,
-            u.trained,
-            copied,
-        )
 
     def local_buffer(self, name: str, cuts: Sequence[tuple[int, int]]) -> torch.Tensor:
         """Return this rank's part of a buffer, as a view."""
@@ -166,8 +153,7 @@ class BoundProgram:
         if script is not None:
             self._take_over(script)
         self.compiled: dict[str, Callable[..., Any]] = {}
-        self.calls = [self._make_call(spec) for spec in program.units]
-        self._link_units()
+        self.calls = self._make_calls()
         self.units = SimpleNamespace(
             buffers={},
             **{
@@ -210,45 +196,60 @@ class BoundProgram:
             if getattr(value, "__code__", None) and value.__code__.co_filename == self.filename:
                 self.names[name] = existing
 
-    def _make_call(self, spec: UnitSpec) -> UnitCall:
-        unit = self.engine.unit(spec)
-        function = self.names[spec.function]
-        if self.engine.compile is not None:
-            if spec.recompute not in ("none", "full"):
-                raise PlanMismatch(
-                    f"{spec.name} keeps some results and computes the rest again, which a compiled function cannot; call apply ",
-                    "without compile, or plan with ",
-                    named("recompute", "none"),
-                    " or ",
-                    named("recompute", "full"),
-                )
-            # How many tokens each rank sends is known from values alone, so the compiler leaves this operator to Python. A decorator
-            # would do that too, and would import the compiler, as long as torch itself, for every run and export.
-            function.__globals__["dispatched_experts"] = torch.compiler.disable(names.dispatched_experts)
-            function = self.compiled.setdefault(spec.function, torch.compile(function, **self.engine.compile))
-        arguments = [*(u.argument for u in spec.uses), *(b.argument for b in spec.buffers)]
-        weights = _weights_class(tuple(arguments)) if arguments else None
-        call = UnitCall(unit, function, weights, spec.recompute, self.engine.unit_seed if spec.seeded else None)
-        call.buffers = [(b.buffer, b.cuts) for b in spec.buffers]
-        call.buffer = self.engine.local_buffer
-        return call
-
-    def _link_units(self) -> None:
-        units = [call.unit for call in self.calls]
+    def _make_calls(self) -> list[UnitCall]:
+        """Make the calls of all units, each with the units after it in forward and in backward whose weights come while it runs."""
+        specs: Sequence[UnitSpec] = self.program.units
+        units = [self.engine.unit(spec) for spec in specs]
         # Example: a refresh of 1 collective, and a gather of 2 that reads it: reach is 1 + (1 + 2) = 4. The refresh leaves 3 units ahead,
         # the first collective of the gather 2 units ahead, and its last one 1 unit ahead.
         reach = 1 + max(
             (bucket.num_collectives + bucket.reader_collectives for unit in units for bucket in unit.buckets), default=0
         )
-        backward_units: list[RuntimeUnit] = []
-        for at, (call, spec) in enumerate(zip(self.calls, self.program.units, strict=True)):
-            call.forward_units = units[at : at + reach]
-            call.backward_units = [
-                call.unit,
-                *backward_units[:-reach:-1],
-            ]  # the last `reach - 1` of them, the latest first
+        calls: list[UnitCall] = []
+        run_backward: list[RuntimeUnit] = []
+        for at, (unit, spec) in enumerate(zip(units, specs, strict=True)):
+            before = run_backward[:-reach:-1]  # the last `reach - 1` of them, the latest first
+            calls.append(self._make_call(spec, unit, units[at : at + reach], [unit, *before]))
             if spec.returns:
-                backward_units.append(call.unit)
+                run_backward.append(unit)
+        return calls
+
+    def _make_call(
+        self,
+        spec: UnitSpec,
+        unit: RuntimeUnit,
+        forward_units: Sequence[RuntimeUnit],
+        backward_units: Sequence[RuntimeUnit],
+    ) -> UnitCall:
+        arguments = [*(u.argument for u in spec.uses), *(b.argument for b in spec.buffers)]
+        return UnitCall(
+            unit,
+            self._function_of(spec),
+            _weights_class(tuple(arguments)) if arguments else None,
+            spec.recompute,
+            self.engine.unit_seed if spec.seeded else None,
+            [functools.partial(self.engine.local_buffer, b.buffer, b.cuts) for b in spec.buffers],
+            forward_units,
+            backward_units,
+        )
+
+    def _function_of(self, spec: UnitSpec) -> Callable[..., Any]:
+        """Return the function of a unit, compiled if the engine says so."""
+        function: Callable[..., Any] = self.names[spec.function]
+        if self.engine.compile is None:
+            return function
+        if spec.recompute not in ("none", "full"):
+            raise PlanMismatch(
+                f"{spec.name} keeps some results and computes the rest again, which a compiled function cannot; call apply ",
+                "without compile, or plan with ",
+                named("recompute", "none"),
+                " or ",
+                named("recompute", "full"),
+            )
+        # How many tokens each rank sends is known from values alone, so the compiler leaves this operator to Python. A decorator
+        # would do that too, and would import the compiler, as long as torch itself, for every run and export.
+        function.__globals__["dispatched_experts"] = torch.compiler.disable(names.dispatched_experts)
+        return self.compiled.setdefault(spec.function, torch.compile(function, **self.engine.compile))
 
     def run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Run forward, and return this rank's parts of the tensors that the model returns."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -52,11 +52,12 @@ UnitFunction = Callable[..., Any]
 class UnitUse:
     """How a unit uses a parameter, by its full name, and the steps that are taken outside of its function.
 
-    A gathered parameter has one such use for each operator; any other has one for all.
+    A gathered parameter has one such use for each operator; any other has one for all. Uses that differ in names alone are equal, so
+    programs that name an argument in another way share units.
     """
 
-    argument: str
-    parameter: str
+    argument: str = field(compare=False)
+    parameter: str = field(compare=False)
     gather: tuple[Step, ...]
     reduce: tuple[Step, ...]
     regather: bool
@@ -64,7 +65,7 @@ class UnitUse:
     saved_by_autograd: bool
     """Whether autograd keeps the gathered parameter, or a view of it, for backward."""
     trained: bool
-    """Whether the planned loss sends a gradient to it through this use."""
+    """Whether the planned loss sends a gradient to it through this use. A unit waits for these gradients alone before it reduces them."""
 
 
 @dataclass(frozen=True)
@@ -94,20 +95,22 @@ class UnitSpec:
 
 @dataclass(frozen=True)
 class UnitWeight:
-    """How a unit uses a weight: its argument, the moves that gather it, and the moves of its gradient in every micro-batch."""
+    """A use bound to this rank: its weight, the moves that gather it, and the moves of its gradient in every micro-batch."""
 
-    argument: str
+    spec: UnitUse
     weight: Weight
-    gather: tuple[AxisMove, ...] = ()
-    reduce: tuple[AxisMove, ...] = ()
-    regather: bool = True
-    """Whether the weight is gathered again for backward."""
-    saved_by_autograd: bool = False
-    """Whether autograd keeps the gathered weight, or a view of it, for backward."""
-    trained: bool = True
-    """Whether the planned loss sends a gradient to it. A unit waits for these gradients alone before it reduces them."""
-    has_copy: bool = False
-    """Whether the use has its own copy, which is freed afterwards: a gathered weight, or on one rank a cast to the compute dtype."""
+    gather: tuple[AxisMove, ...]
+    reduce: tuple[AxisMove, ...]
+
+    @property
+    def argument(self) -> str:
+        """The argument of the unit's function that takes it."""
+        return self.spec.argument
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether it has its own copy, which is freed afterwards: a gathered weight, or on one rank a cast to the compute dtype."""
+        return bool(self.gather) or self.weight.cast_per_use
 
 
 class BackwardPass:
@@ -186,10 +189,10 @@ class RuntimeUnit:
         groups: dict[tuple[bool, object, object], list[UnitWeight]] = {}
         for use in uses:
             if use.has_copy:
-                groups.setdefault((use.regather, message_key(use.gather), use.weight.dtype), []).append(use)
+                groups.setdefault((use.spec.regather, message_key(use.gather), use.weight.dtype), []).append(use)
         self.gathers = [
             GatherBucket(
-                [self.copies[u.argument] for u in group], saved_by_autograd=any(u.saved_by_autograd for u in group)
+                [self.copies[u.argument] for u in group], saved_by_autograd=any(u.spec.saved_by_autograd for u in group)
             )
             for group in groups.values()
         ]
@@ -206,7 +209,7 @@ class RuntimeUnit:
         self.is_done = False
         """Whether all its gradients have arrived in this backward pass. Autograd may reach another result of the unit later, which then
         does not need the weights."""
-        self.stays_until_next_unit = any(u.has_copy and u.regather and not u.trained for u in uses)
+        self.stays_until_next_unit = any(u.has_copy and u.spec.regather and not u.spec.trained for u in uses)
         """Whether its gathered weights stay until the next unit begins backward, since no gradient tells when some of them are used."""
         self._bucket_gradients()
         backward.units.append(self)
@@ -227,7 +230,7 @@ class RuntimeUnit:
         seen: set[Weight] = set()
         for use in self.uses:
             source = self.sources[use.argument] = self._gradient_source(use)
-            if use.trained and use.weight.parameter.requires_grad and source.take_gradient is None:
+            if use.spec.trained and use.weight.parameter.requires_grad and source.take_gradient is None:
                 if use.weight.first_unit is None:
                     use.weight.first_unit = self
                 # Without `final` nothing is left to defer: the moves of the use itself bring its gradient to the parameter.
@@ -330,25 +333,24 @@ def prefetch(units: Sequence[RuntimeUnit], for_backward: bool = False) -> None:
             unit.issue(num_deferred, for_backward)
 
 
+@dataclass(frozen=True, eq=False)
 class UnitCall:
-    """A unit at its place in the forward pass. Calling it calls the generated function with the unit's weights."""
+    """A unit at its place in the forward pass. Calling it calls the generated function with the unit's weights.
 
-    def __init__(
-        self,
-        unit: RuntimeUnit,
-        function: UnitFunction,
-        weights: Callable[..., Any] | None,
-        recompute: str = "none",
-        seed: Callable[[str], int] | None = None,
-    ) -> None:
-        self.unit, self.function, self.recompute, self.seed = unit, function, recompute, seed
-        self.weights = weights
-        self.forward_units: Sequence[RuntimeUnit] = [unit]
-        """The unit, and the units after it whose weights are gathered while it runs."""
-        self.backward_units: Sequence[RuntimeUnit] = [unit]
-        """The same in backward."""
-        self.buffers: list[tuple[str, Sequence[tuple[int, int]]]] = []
-        self.buffer: Callable[[str, Sequence[tuple[int, int]]], torch.Tensor]
+    `weights` makes one argument of the weights and of the `buffers`, which are read at each call; None: the function takes neither.
+    `seed` returns the seed of a unit in this pass; None: the unit draws no random numbers.
+    """
+
+    unit: RuntimeUnit
+    function: UnitFunction
+    weights: Callable[..., Any] | None
+    recompute: str
+    seed: Callable[[str], int] | None
+    buffers: Sequence[Callable[[], torch.Tensor]]
+    forward_units: Sequence[RuntimeUnit]
+    """The unit, and the units after it whose weights are gathered while it runs."""
+    backward_units: Sequence[RuntimeUnit]
+    """The same in backward."""
 
     def __call__(self, *args: Any) -> Any:
         """Run forward, and register the hooks for backward."""
@@ -359,7 +361,7 @@ class UnitCall:
         if self.seed is not None:
             args = (self.seed(unit.name), *args)
         if self.weights is not None:
-            args = (self.weights(*unit.leaves(), *(self.buffer(*b) for b in self.buffers)), *args)
+            args = (self.weights(*unit.leaves(), *(buffer() for buffer in self.buffers)), *args)
         grad_enabled = torch.is_grad_enabled()
         if grad_enabled and self.recompute != "none":
             out = checkpoint(self.function, *args, use_reentrant=False, context_fn=checkpoint_contexts)

@@ -8,8 +8,9 @@ then summed between these.
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,7 +111,14 @@ class StagedParallel(Parallel):
     """One model under a plan with stages. `whole_mesh`: the mesh of all ranks, one axis of which is the pipeline."""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, whole_mesh: DeviceMesh, *, init: Init | None = None, seed: int = 0
+        self,
+        model: nn.Module,
+        plan: Plan,
+        whole_mesh: DeviceMesh,
+        *,
+        init: Init | None = None,
+        seed: int = 0,
+        compile: Mapping[str, Any] | None = None,
     ) -> None:
         assert plan.pipeline is not None
         self.cut = plan.pipeline
@@ -119,30 +127,30 @@ class StagedParallel(Parallel):
         self.stages_here = self.cut.stages_of(self.rank)
         self.micro_batches = plan.workload.accumulate
         self.step_programs: dict[Any, _StepProgram] = {}
-        self.left_out: set[str] = set()
-        mesh = whole_mesh[plan.mesh.axis_names]
-        super().__init__(model, plan, mesh, init=init, seed=seed)
+        self.left_out = self._parameters_elsewhere(model)
+        super().__init__(
+            model,
+            plan,
+            whole_mesh[plan.mesh.axis_names],
+            init=init,
+            seed=seed,
+            compile=compile,
+            make_forward=functools.partial(StagedForward, stages_here=self.stages_here),
+            left_out=self.left_out,
+        )
         self.tied = self._find_tied()
         model.register_load_state_dict_pre_hook(self._drop_left_out)
 
     # --- weights --------------------------------------------------------------------------------------
 
-    def planned_forward(self) -> PlannedForward:
-        """Return the model's forward pass, of which this rank's stages are written."""
-        return StagedForward(self.model, self.plan, self.axes, self.stages_here)
-
-    def leave_out(self) -> None:
-        """Remove the parameters of other ranks' stages from the model. A parameter that no stage reads stays with the first."""
-        ids_here = {
-            key
-            for key, aliases in names_by_parameter(self.model).items()
-            if set(self.stages_here) & set(self.cut.stages_that_read(aliases) or (0,))
-        }
-        for path, module in self.model.named_modules():
-            for short, param in module._parameters.items():
-                if param is not None and id(param) not in ids_here:
-                    module._parameters[short] = None
-                    self.left_out.add(f"{path}.{short}" if path else short)
+    def _parameters_elsewhere(self, model: nn.Module) -> frozenset[str]:
+        """Return all names of the parameters of other ranks' stages. A parameter that no stage reads stays with the first."""
+        return frozenset(
+            name
+            for names in names_by_parameter(model).values()
+            if set(self.stages_here).isdisjoint(self.cut.stages_that_read(names) or (0,))
+            for name in names
+        )
 
     def _find_tied(self) -> list[tuple[Weight, dist.ProcessGroup, bool]]:
         """Return the weights that stages of several ranks read, the group of these ranks, and whether this rank is the first of
