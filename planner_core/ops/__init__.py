@@ -48,6 +48,7 @@ from planner_core.ops.operators import (
 from planner_core.ops.recomputation import kept_ops, last_saving, recompute_policies
 from planner_core.ops.registry import (
     backward_workspace_bytes,
+    canonical_function,
     extra_bytes,
     extra_saved_bytes,
     global_bytes,

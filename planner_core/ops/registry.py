@@ -45,6 +45,14 @@ def operator(fn: str) -> Operator:
     return _BY_NAME.get(fn) or _BY_NAME.get(fn.rstrip("_")) or unknown_operator(fn)
 
 
+def canonical_function(fn: str) -> str:
+    """Return the name of a function's operator, in place if `fn` is; `fn` itself if the catalogue lacks it."""
+    base = fn.rstrip("_")
+    if fn in _BY_NAME or base not in _BY_NAME:
+        return _BY_NAME[fn].name if fn in _BY_NAME else fn
+    return f"{_BY_NAME[base].name}_"
+
+
 def known_functions() -> frozenset[str]:
     """Return the canonical names of all operators."""
     return frozenset(one.name for one in OPERATORS)

@@ -83,7 +83,30 @@ class Anneals(nn.Module):
         return loss
 
 
-@pytest.mark.parametrize("kind", [Codebook, Anneals, WritesWhatItIsGiven])
+class AssignsByOperators(nn.Module):
+    """Writes results in place by the operators of Python whose methods have no such name in torch: `&=` is `bitwise_and_`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(WIDTH, KINDS)
+        self.codes = nn.Embedding(KINDS, KINDS)
+
+    def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        h = self.head(x)
+        kept = h > -1.0
+        kept &= h < 1.0
+        kept ^= h > 0.5
+        kept |= h > 2.0
+        code = h.argmax(1)
+        code <<= 2
+        code >>= 1
+        code //= 2
+        code %= KINDS
+        return ((h * kept).square().sum(1) * seen + self.codes(code).sum(1)).mean()
+
+
+@pytest.mark.parametrize("kind", [Codebook, Anneals, WritesWhatItIsGiven, AssignsByOperators])
 def test_a_buffer_has_the_values_that_it_had_when_it_was_read(kind: type[nn.Module], tmp_path: Path) -> None:
     check_plans_train_alike(kind, [_given(seed) for seed in range(3)], tmp_path)
 

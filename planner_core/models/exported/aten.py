@@ -62,13 +62,6 @@ _TYPES = frozenset(
         "complex",
     }
 )
-_RENAMED = {
-    "numpy_T": "T",
-    "matrix_H": "H",
-    "_unsafe_view": "view",
-    "_reshape_alias": "view",
-    "split_with_sizes": "split",
-}
 _REDUCTIONS = ("none", "mean", "sum")
 
 
@@ -132,7 +125,7 @@ def run_op(target: str, args: Mapping[str, Any], by_keyword: frozenset[str]) -> 
         return spelling(dict(args))
     passed = {k: v for k, v in args.items() if k != "generator"}
     named = {k: passed.pop(k) for k in by_keyword if k in passed}
-    return dispatch(NamedOp(_RENAMED.get(name, name), op), list(passed.values()), named)
+    return dispatch(NamedOp(name, op), list(passed.values()), named)
 
 
 def dispatch(function: NamedOp, args: list[Any], kwargs: dict[str, Any]) -> Any:

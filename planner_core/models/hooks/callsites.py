@@ -29,64 +29,13 @@ from planner_core.models.hooks.wrappers import (
     takes_a_callable,
     unwrap_torch,
 )
-from planner_core.ops import writes_in_place
+from planner_core.ops import canonical_function, writes_in_place
 
 OPAQUE_CALL = "_shardscope_own"
 """Attribute that marks the call of an autograd function of the model, which is recorded as one opaque operator."""
 _RECORDED_PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
-_DUNDERS = {
-    "truediv": "div",
-    "itruediv": "div_",
-    "rtruediv": "rdiv",
-    "idiv": "div_",
-    "isub": "sub_",
-    "iadd": "add_",
-    "imul": "mul_",
-    "ipow": "pow_",
-    "iand": "and_",
-    "ior": "or_",
-    "ixor": "xor_",
-    "imod": "remainder_",
-    "ifloordiv": "floordiv_",
-    "imatmul": "matmul_",
-    "radd": "add",
-    "rmul": "mul",
-    "mod": "remainder",
-    "floordiv": "floor_divide",
-    "invert": "bitwise_not",
-    "and": "bitwise_and",
-    "or": "bitwise_or",
-    "xor": "bitwise_xor",
-}
-# Names of one operation: a model that says `x.float()` and one that says `x.to(torch.float32)` have one plan.
-_SYNONYMS = {
-    "float": "to",
-    "half": "to",
-    "bfloat16": "to",
-    "double": "to",
-    "type": "to",
-    "type_as": "to",
-    "cpu": "to",
-    "cuda": "to",
-    "int": "to",
-    "long": "to",
-    "bool": "to",
-    "short": "to",
-    "divide": "div",
-    "true_divide": "div",
-    "divide_": "div_",
-    "true_divide_": "div_",
-    "multiply": "mul",
-    "multiply_": "mul_",
-    "subtract": "sub",
-    "subtract_": "sub_",
-    "concat": "cat",
-    "concatenate": "cat",
-    "swapaxes": "transpose",
-    "swapdims": "transpose",
-    "moveaxis": "movedim",
-    "negative": "neg",
-}
+_ATEN_ARGUMENTS = frozenset({"index", "index_put", "slice"})
+"""Spellings whose arguments are those of ATen and not those of the operator: such a call keeps its name."""
 # Calls that return a tensor, or look like in-place calls, but are not operations on data.
 _NEVER_RECORDED = frozenset(
     {
@@ -168,8 +117,11 @@ def canonical_name(func: Callable[..., Any], kwargs: dict[str, Any] | None = Non
         name = name[2:-2]
         if name in _CONVERSIONS_TO_PYTHON:  # bool(x), float(x), ...: not the method that converts the dtype
             return None
-        name = _DUNDERS.get(name, name)
-    name = _SYNONYMS.get(name, name)
+        if name.startswith("i") and hasattr(torch.Tensor, f"__{name[1:]}__"):  # `x += y` is `x + y` in place
+            name = f"{name[1:]}_"
+    # A model that says `x.float()` and one that says `x.to(torch.float32)` have one plan.
+    if name.rstrip("_") not in _ATEN_ARGUMENTS:
+        name = canonical_function(name)
     if not name or name in _NEVER_RECORDED:
         return None
     # `F.relu(x, inplace=True)` writes as its in-place form does. Dropout is the identity in a plan, and writes nothing.

@@ -86,7 +86,7 @@ COMPLEX = "conj conj_physical resolve_conj resolve_neg"
 BINARY = (
     "maximum minimum eq ne lt le gt ge fmod remainder floor_divide rfloordiv logical_and logical_or logical_xor addcmul addcdiv "
     "bitwise_and bitwise_or bitwise_xor lerp float_power atan2 copysign fmax fmin ldexp logaddexp logaddexp2 hypot xlogy special_xlog1py "
-    "complex polar"
+    "complex polar bitwise_left_shift bitwise_right_shift"
 )
 _SPELLINGS = {
     "neg": ("negative",),
@@ -98,6 +98,8 @@ _SPELLINGS = {
     "bitwise_and": ("and",),
     "bitwise_or": ("or",),
     "bitwise_xor": ("xor",),
+    "bitwise_left_shift": ("lshift",),
+    "bitwise_right_shift": ("rshift",),
 }
 _CASTS = "float half bfloat16 double type type_as cpu cuda int long bool short _to_copy cfloat cdouble chalf"
 

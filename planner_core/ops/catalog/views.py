@@ -316,9 +316,11 @@ OPERATORS = (
     *_view_operators("H", _permute, described_by=CallDescription.BY_ORDER, spellings=("matrix_H",)),
     *_view_operators("permute t mT mH adjoint", _permute, described_by=CallDescription.BY_ORDER),
     *_view_operators("expand expand_as broadcast_to", _expand, **_SHAPED),
-    *_view_operators("split", _split, arguments="input split_size dim", default_dim=0, **_CUT),
+    *_view_operators(
+        "split", _split, arguments="input split_size dim", default_dim=0, spellings=("split_with_sizes",), **_CUT
+    ),
     *_view_operators("chunk", _split, arguments="input chunks dim", default_dim=0, **_CUT),
-    *_view_operators("tensor_split split_with_sizes unsafe_chunk unsafe_split", _split, **_CUT),
+    *_view_operators("tensor_split unsafe_chunk unsafe_split", _split, **_CUT),
     *_view_operators("unbind", _unbind, arguments="input dim", default_dim=0, described_by=CallDescription.BY_DIM),
     *_view_operators("select", _select, arguments="input dim index"),
     *_view_operators("narrow", _narrow, arguments="input dim start length"),

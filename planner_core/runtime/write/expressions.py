@@ -32,6 +32,9 @@ INFIX: dict[str, type[ast.operator | ast.cmpop]] = {
     "ge": ast.GtE,
     "bitwise_and": ast.BitAnd,
     "bitwise_or": ast.BitOr,
+    "bitwise_xor": ast.BitXor,
+    "bitwise_left_shift": ast.LShift,
+    "bitwise_right_shift": ast.RShift,
     "remainder": ast.Mod,
     "floor_divide": ast.FloorDiv,
 }

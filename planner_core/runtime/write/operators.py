@@ -27,7 +27,7 @@ from planner_core.runtime.write.syntax import WriteLeaf, attribute, is_path, lit
 RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel")
 EXPANSIONS = ("expand", "expand_as", "broadcast_to")
 NEW_TENSORS = ("new_zeros", "new_ones", "new_empty", "new_full")
-SPLITS = ("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split")
+SPLITS = ("split", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split")
 MEANS = tuple(sorted(name for name in known_functions() if operator(name).local_execution is LocalExecution.MEAN))
 UNCHANGED_KINDS = (LocalExecution.AS_IT_IS, LocalExecution.MEMORY)
 

@@ -80,6 +80,8 @@ def binary() -> list[Case]:
         "and": torch.bitwise_and,
         "or": torch.bitwise_or,
         "xor": torch.bitwise_xor,
+        "lshift": torch.bitwise_left_shift,
+        "rshift": torch.bitwise_right_shift,
         "mod": torch.remainder,
         "floordiv": torch.floor_divide,
         "rdiv": lambda a, b: b / a,
@@ -117,12 +119,16 @@ def binary() -> list[Case]:
         "mod",
         "bitwise_and",
         "bitwise_or",
+        "bitwise_left_shift",
+        "bitwise_right_shift",
         "and",
         "or",
         "xor",
+        "lshift",
+        "rshift",
     ):
         func = python.get(fn) or getattr(torch, fn)
-        if fn in ("bitwise_and", "bitwise_or", "and", "or", "xor"):
+        if fn.startswith("bitwise_") or fn in ("and", "or", "xor", "lshift", "rshift"):
             cases.append(Case(fn, func, (ids(9, 4, 8), ids(9, 8)), kinds="aa"))
             continue
         if fn in ("floor_divide", "floordiv", "rfloordiv"):  # no derivative
@@ -203,7 +209,7 @@ def shapes() -> list[Case]:
                 ("tile", torch.tile, (t(4, 8), (2, 1))),
                 ("split", torch.split, (x, 4, 2)),
                 ("split", torch.split, (x, [4, 8], 2)),
-                ("split_with_sizes", torch.split_with_sizes, (x, [4, 4, 4], 2)),
+                ("split", torch.split_with_sizes, (x, [4, 4, 4], 2)),
                 ("chunk", torch.chunk, (x, 3, 2)),
                 ("chunk", torch.chunk, (x, 2)),
                 ("unsafe_chunk", torch.unsafe_chunk, (x, 2)),

@@ -317,7 +317,7 @@ LOCAL: dict[str, Callable[[World, Rank, list[torch.Tensor]], list[torch.Tensor]]
     **dict.fromkeys(("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel"), _reshape),
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expand),
     **dict.fromkeys(("new_zeros", "new_ones", "new_empty", "new_full"), _new),
-    **dict.fromkeys(("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split"), _split),
+    **dict.fromkeys(("split", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split"), _split),
     **dict.fromkeys(
         (
             "mean",
