@@ -37,7 +37,7 @@ def test_the_last_rung_is_the_method_and_each_only_forbids(model: str, method: s
 
 def test_the_proof_of_the_last_row_is_the_methods_own() -> None:
     """Of TAP's plan, the least in bytes, was said "at most 0.96 % above the least communication time", above rows with less of that."""
-    planner = planned(Request("llama-3-8b", cluster="2x8-h100", layers=2)).planner
+    planner = prepare_planner(Request("llama-3-8b", cluster="2x8-h100", layers=2))
     own = replace_request(planner, method="tap")
     alone = choose_mesh(own, candidate_meshes(own.request, own.cluster))
     before, row = ablation_steps(planner, "tap")[-2:]

@@ -9,7 +9,7 @@ import pytest
 from explorer.analysis.shortlist import shortlist
 from explorer.text.recipe import describe_gap, layout_name
 from planner_core.core import DeviceMesh, NoPlanFits, NoteKind, Plan
-from planner_core.planning import plan_ids
+from planner_core.planning import plan_ids, prepare_planner
 from planner_core.planning.analysis.legend import is_slowed
 from planner_core.planning.analysis.reporting import first_plan_text, plan_report, plan_summary, text
 from planner_core.planning.derived.comparison import compare_methods
@@ -37,7 +37,7 @@ def asked(request: pytest.FixtureRequest) -> tuple[Result, str, str]:
 
 
 def test_rounding_alone_is_no_exposed_communication_above_all() -> None:
-    result = planned(Request("gpt2-xl", cluster="1x8-h100", layers=2))
+    result = planned(Request("gpt2-xl", cluster="1x8-h100", layers=2), "baselines")
     plan = next(p for p in result.plans if p.cost.comm_time_s)
 
     def with_exposed(share: float) -> Plan:
@@ -61,7 +61,7 @@ def test_no_gap_in_time_is_said_from_a_bound_of_bytes(asked: tuple[Result, str, 
 
 def test_a_plan_that_sends_nothing_has_no_gap_of_bytes() -> None:
     """Its value and its bound are what breaks ties: their gap is one of seconds."""
-    planner = planned(Request("gpt2-xl", cluster="2x8-h100", layers=2, method="tap")).planner
+    planner = prepare_planner(Request("gpt2-xl", cluster="2x8-h100", layers=2, method="tap"))
     problem = planner.problem(DeviceMesh(("a",), (16,)), zero=0, uniform=True, by_volume=True)
     answer = search_within_budget(problem, objective="communication")
     plan = planner.plan(problem, replace(answer, bound=0.9 * answer.value), "best", "tap", "communication")

@@ -12,9 +12,10 @@ from explorer.analysis.shortlist import shortlist
 from explorer.text.recipe import describe_extra_work
 from planner_core.core import InputError, load_cluster, placements_by_pattern
 from planner_core.exporters.api import export_text
-from planner_core.planning import plan_ids, runs_on_stock_tools
+from planner_core.planning import candidate_meshes, plan_ids, prepare_planner, runs_on_stock_tools
 from planner_core.planning.analysis.regret import SCENARIOS, plan_regrets, regret_text
 from planner_core.planning.analysis.reporting import plan_report, recomputation, text
+from planner_core.planning.fitting.baselines import plan_baselines
 from planner_core.planning.methods import BASELINES, OF_MEGATRON, parse_layout
 from planner_core.planning.pipeline import Result
 from planner_core.planning.pricing import Pricer, Statement, time_band
@@ -25,13 +26,13 @@ from tests.support.plans import planned, searched
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    return planned(Request("llama-3-8b", cluster="2x8-h100", layers=4))
+    return planned(Request("llama-3-8b", layers=4), "baselines")
 
 
 @pytest.fixture(scope="module")
 def tight() -> Result:
     """Without recomputation FSDP lacks 0.4 GiB, and Megatron-LM's layouts lack more."""
-    return planned(Request("llama-3-8b", cluster="1x8-h100", recompute="auto", accumulate=None))
+    return planned(Request("llama-3-8b", cluster="1x8-h100", recompute="auto", accumulate=None), "baselines")
 
 
 def test_ties_are_what_lies_within_the_doubt(result: Result) -> None:
@@ -102,7 +103,9 @@ def test_a_plan_of_megatron_is_stock_where_its_flags_state_the_model(kind: str, 
     """A plan that was recommended since "stock tools run it as it is" was refused by every export. Whatever the model, FSDP runs."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = {"model_type": kind, **sizes, "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 16}
-    plans = shardscope.plan(config, cluster="1x8-h100:gpus=2", batch=4, seq=16, recompute="none").plans
+    graph = shardscope.load_model(config, batch=4, seq=16)
+    planner = prepare_planner(Request("of a config", cluster="1x8-h100:gpus=2", batch=4, seq=16), graph)
+    plans = plan_baselines(planner, candidate_meshes(planner.request, planner.cluster))
     stock = {p.method for p in plans if runs_on_stock_tools(p)}
     assert {"data-parallel", "fsdp"} <= stock
     for plan in (p for p in plans if p.method in OF_MEGATRON):
@@ -123,7 +126,7 @@ def test_a_baseline_is_as_fast_as_its_own_price(tight: Result) -> None:
 
 def test_without_measured_runs_the_doubt_is_not_known() -> None:
     """No published run of which all is known deals out experts, so none says how far such a plan may be from the next."""
-    found = planned(Request("mixtral-8x7b", cluster="2x8-h100", layers=4))
+    found = planned(Request("mixtral-8x7b", layers=4), "baselines")
     best = replace(found.best, fits=True)
     assert (why := time_band(best, found.cluster).why)
     for share, ties in ((0.02, 1), (0.5, 0)):
@@ -137,7 +140,7 @@ def test_without_measured_runs_the_doubt_is_not_known() -> None:
 @pytest.mark.parametrize(("share", "ties"), [(0.02, 1), (0.5, 0)])
 def test_the_row_is_named_whose_doubt_is_not_known(result: Result, share: float, ties: int) -> None:
     """It was said of a fastest plan that has a band, and splits the tokens of no sample, since the next row has none."""
-    found = planned(Request("mixtral-8x7b", cluster="2x8-h100", layers=4))
+    found = planned(Request("mixtral-8x7b", layers=4), "baselines")
     why = time_band(found.best, found.cluster).why
     assert why and not time_band(result.best, result.cluster).why
     cost = replace(result.best.cost, step_time_s=result.best.cost.step_time_s * (1 + share))
@@ -161,7 +164,7 @@ def test_the_weights_are_those_of_the_recommended_plan(result: Result) -> None:
 
 
 def test_a_batch_that_cannot_be_dealt_out_is_named() -> None:
-    found = planned(Request("llama-3-8b", cluster="4x8-a100", layers=4, batch=16))
+    found = planned(Request("llama-3-8b", cluster="4x8-a100", layers=1, batch=16), "baselines", "notes")
     (note,) = [
         n.sentence for n in found.notes if "cannot be dealt out to 32 GPUs" in n.sentence and "FSDP" in n.sentence
     ]
@@ -205,7 +208,7 @@ def test_nothing_is_recommended_where_no_plan_fits() -> None:
 @pytest.mark.parametrize("stack", ["torch", "nanotron"])
 def test_a_band_ends_at_the_pace_of_a_host_only_where_the_step_has_no_waits_of_its_own(stack: str) -> None:
     """A step of 12.0 s on torch, with 1 ms of waits, was shown as up to 43.8 s, which the legend called published runs."""
-    found = planned(Request("t5-large", cluster="1x8-h100", mesh="8", batch=8, seq=512, stack=stack))
+    found = planned(Request("t5-large", cluster="1x8-h100", mesh="8", batch=8, seq=512, stack=stack), "baselines")
     band, legend = time_band(found.best, found.cluster), " the upper end is what a host may need"
     assert band.low is not None and band.high is not None
     assert (band.host_s > 0) == (stack == "nanotron") == (legend in text(found))

@@ -11,7 +11,7 @@ from planner_core.core.errors import InputError, NoPlanFits, ShardingError
 from planner_core.core.placement import P, R, Shard, parse_placements
 from planner_core.planning.derived import edit
 from planner_core.planning.derived.edit import WeightKey
-from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.pipeline import FIRST_PASSES, Result, plan_model
 from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.request import Request
 
@@ -22,7 +22,7 @@ SAME = 1e-9
 @lru_cache
 def planned(model: str, mesh: str | None = "2x8", **asked: object) -> tuple[Planner, Result]:
     request = Request(model, mesh=mesh, layers=2, **asked)  # type: ignore[arg-type]
-    result = plan_model(request)
+    result = plan_model(request, passes={"baselines": FIRST_PASSES["baselines"]})
     return prepare_planner(request, result.graph), result
 
 

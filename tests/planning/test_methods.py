@@ -308,7 +308,7 @@ def test_the_size_of_a_space_counts_the_unfolded_variables() -> None:
 
 
 def test_a_baseline_that_the_search_missed_is_taken() -> None:
-    result = planned(Request("bert-large", cluster="1x8-h100", layers=2))
+    result = planned(Request("bert-large", cluster="1x8-h100", layers=2), "baselines")
     best, usual = result.best, next(p for p in result.plans if p.name == "Megatron-LM")
     assert better_of_baselines(best, [usual]) is best
     missed = replace(

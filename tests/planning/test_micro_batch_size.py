@@ -11,6 +11,7 @@ from planner_core.core import InputError
 from planner_core.cost import micro_batch
 from planner_core.planning import Request, plan_model
 from tests.support.plans import planned, searched
+from tests.support.terms import terms
 
 ASKED = Request("llama-3-8b", "1x8-h100", layers=1, batch=32, seq=2048, recompute="auto", accumulate=None)
 
@@ -31,17 +32,18 @@ def test_it_bounds_the_search() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "options"),
     [
-        ({"micro_batch": 5}, "32 samples a step cannot be computed 5 at once"),
-        ({"micro_batch": 0}, "micro_batch=0 is not a positive number"),
-        ({"micro_batch": 1, "accumulate": 3}, "in 3 micro-batches cannot be computed 1 at once"),
-        ({"micro_batch": 1, "tool": "megatron"}, 'micro_batch does not go with tool="megatron"'),
+        ({"micro_batch": 5}, [("micro_batch", None), ("batch", None)]),
+        ({"micro_batch": 0}, [("micro_batch", 0), ("micro_batch", 2)]),
+        ({"micro_batch": 1, "accumulate": 3}, [("micro_batch", None), ("batch", None)]),
+        ({"micro_batch": 1, "tool": "megatron"}, [("micro_batch", None), ("tool", "megatron"), ("accumulate", None)]),
     ],
 )
-def test_what_cannot_be_is_refused(change: dict[str, object], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_what_cannot_be_is_refused(change: dict[str, object], options: list[tuple[str, object]]) -> None:
+    with pytest.raises(InputError) as refused:
         plan_model(replace(ASKED, **change))  # type: ignore[arg-type]
+    assert terms(refused.value) == options
 
 
 def test_only_plan_has_it() -> None:

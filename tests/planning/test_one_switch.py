@@ -47,6 +47,7 @@ def test_megatrons_rows_run_under_its_switch_and_none_is_faster() -> None:
             assert not plan.fits or plan.cost.step_time_s >= row.cost.step_time_s * (1 - 1e-6), stated
 
 
+@pytest.mark.slow  # test_doubt.py shows a row of FSDP that mixes, and one of Megatron-LM that does not
 def test_rows_of_other_baselines_may_mix() -> None:
     """The exported script runs any mixture, so FSDP has one where that fits and is faster."""
     found = rows(batch=64, seq=4096, accumulate=8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -15,13 +14,13 @@ from planner_core.core.errors import NoPlanFits
 from planner_core.cost import cost_model_of, price, price_with_host, step
 from planner_core.cost.memory import peak_memory
 from planner_core.models.zoo import ZOO
-from planner_core.planning import Result, choose_mesh
+from planner_core.planning import choose_mesh
 from planner_core.planning import request as request_module
 from planner_core.planning.derived import comparison
 from planner_core.planning.derived.comparison import compare_methods
 from planner_core.planning.fitting import host_waits, mesh_search
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pipeline import PASSES, plan_model
+from planner_core.planning.pipeline import plan_model
 from planner_core.planning.planner import STATED, Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import Clock, Request
 from planner_core.search import search_within_budget
@@ -304,12 +303,6 @@ SHARED = Request(
 """Megatron-LM fits with four micro-batches of four samples, which eight data-parallel ranks cannot share."""
 
 
-@cache
-def with_baselines(request: Request) -> Result:
-    """The best plan and the baselines beside it, alone: notes of the report name baselines that have no plan."""
-    return plan_model(request, passes={name: PASSES[name] for name in ("baselines", "notes")})
-
-
 @pytest.mark.parametrize(
     "request_",
     [
@@ -321,7 +314,7 @@ def with_baselines(request: Request) -> Result:
     ],
 )
 def test_a_usual_layout_is_read_on_the_graph_of_its_own_micro_batches(request_: Request) -> None:
-    result = with_baselines(request_)
+    result = planned(request_, "baselines", "notes")
     other = [p for p in result.plans if p.workload.accumulate != result.best.workload.accumulate]
     assert other
     for plan in result.plans:
@@ -335,7 +328,7 @@ def test_a_usual_layout_is_read_on_the_graph_of_its_own_micro_batches(request_: 
 
 def test_a_layout_that_needs_more_samples_stands_at_fewer_micro_batches() -> None:
     """It is not said to have no plan: FSDP on eight ranks takes eight samples at once."""
-    result = with_baselines(SHARED)
+    result = planned(SHARED, "baselines", "notes")
     usual = {p.method: p for p in result.plans}
     assert {usual[name].workload.accumulate for name in ("data-parallel", "fsdp")} == {2}
     assert usual["megatron"].workload.accumulate == 4

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import planner_core as shardscope
 from planner_core.core import RECOMPUTE, InputError, Plan, Shard, load_cluster
 from planner_core.cost import axis_roles
-from planner_core.planning import Planner
+from planner_core.planning import Planner, Request, plan_model
 from planner_core.planning.methods import CP_TYPES, Layout, check_layout, parse_layout
+from planner_core.planning.pipeline import add_baselines
 from planner_core.planning.pricing import Pricer, Statement, price_statement
 from planner_core.planning.pricing.suggest import find_suggestions, list_changes
 from tests.support.plans import pricer
@@ -286,8 +286,7 @@ def test_what_a_model_cannot_follow_says_why(model: str, text: str, changes: dic
 
 
 def test_a_request_may_state_them() -> None:
-    result = shardscope.plan(
-        "mixtral-8x7b", cluster="2x8-h100", batch=16, seq=1024, layers=2, mesh="2x8", layout="fsdp=16,ep=8"
-    )
+    asked = Request("mixtral-8x7b", batch=16, seq=1024, layers=2, mesh="2x8", layout="fsdp=16,ep=8")
+    result = plan_model(asked, passes={"baselines": add_baselines})
     (own,) = (p for p in result.plans if p.name == "our current setup")
     assert own.mesh.axis_names == ("shard", "expert")

@@ -104,7 +104,8 @@ def test_a_plan_is_made_and_told_to_be_a_price_alone(tmp_path: Path) -> None:
         "num_attention_heads": 4,
     }
     (tmp_path / "config.json").write_text(__import__("json").dumps(config))
-    found = plan_model(Request(str(tmp_path), cluster="1x4-a100-pcie", batch=8, seq=64, lora=8, nf4=True))
+    asked = Request(str(tmp_path), cluster="1x4-a100-pcie", batch=8, seq=64, lora=8, nf4=True)
+    found = plan_model(asked, passes={"baselines": add_baselines})
     assert any("this is a price; peft with bitsandbytes runs it" in note for note in found.graph.assumptions)
     with pytest.raises((InputError, VerificationFailed), match="in 4 bits, which is priced and not run here"):
         verify(next(p for p in found.plans if p.name == "data parallel"))

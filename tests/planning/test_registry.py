@@ -13,6 +13,7 @@ from planner_core.planning.derived.comparison import compare_methods
 from planner_core.planning.methods.registry import ALL, BASELINES, EXACT, METHODS, find_method
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
+from tests.support.terms import terms
 
 SMALL = Request("bert-large", cluster="1x8-h100", layers=2, mesh="8")
 
@@ -53,8 +54,9 @@ def test_a_method_is_asked_for_by_the_words_of_a_table(name: str) -> None:
 
 
 def test_a_method_that_is_none_is_refused_as_it_was_written() -> None:
-    with pytest.raises(InputError, match=r"Nobodys. is not one of exact, tap"):
+    with pytest.raises(InputError) as refused:
         plan_model(replace(SMALL, method="Nobodys"))
+    assert terms(refused.value) == [("method", "Nobodys")]
 
 
 def test_the_explorer_reads_its_lists_from_the_registry() -> None:

@@ -80,8 +80,8 @@ def test_a_staged_backbone_gives_the_features_that_its_head_asks_for() -> None:
 
 def test_a_plan_of_a_config_without_sizes_is_scaled_down(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    found = planned(Request(str(tmp_path), cluster="1x4-a100-pcie", batch=8, seq=64, layers=2))
-    assert scaled(found.best, 2).model.params < 1_000_000
+    plan = search_alone(Request(str(tmp_path), cluster="1x4-a100-pcie", batch=8, seq=64, layers=2))
+    assert scaled(plan, 2).model.params < 1_000_000
 
 
 @pytest.mark.parametrize("kind", ["zamba2", "efficientnet", "xlstm"])
@@ -101,7 +101,7 @@ def test_a_weight_that_is_cut_elsewhere_when_small_is_scaled_down(tmp_path: Path
         "num_labels": 8,
     }
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "swin", **sizes}))
-    found = planned(Request(str(tmp_path), cluster="1x8-h100"))
+    found = planned(Request(str(tmp_path), cluster="1x8-h100"), "baselines")
     (plan,) = (p for p in found.plans if p.name == "FSDP")
     stored = [
         {name: param.stored for block in p.blocks.values() for name, param in block.params.items()}

@@ -27,7 +27,7 @@ ASKED = Request("resnet50-100k", cluster="2x8-v100-eth", batch=2688, zero=3)
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    return planned(ASKED)
+    return planned(ASKED, "baselines", "no worse than a baseline", "simpler")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_the_fastest_stays_the_optimum_of_all_meshes(result: Result, planner: Pl
 def test_the_reason_speaks_of_mesh_axes_alone(result: Result) -> None:
     """It said "the fastest leads" where the fastest plan ties with FSDP, which is recommended."""
     assert result.reasons["simpler"] == "a plan on one mesh axis ties with the search's"
-    other = planned(Request("gpt2-xl", layers=2, cluster="1x8-h100"))
+    other = planned(Request("gpt2-xl", layers=2, cluster="1x8-h100"), "simpler")
     assert other.reasons["simpler"] == "no plan on one mesh axis leads in place of the search's, of one stage"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,7 +30,7 @@ CASES = {
     scope="module", params=[pytest.param(c, marks=pytest.mark.slow if c == "no repeated block" else ()) for c in CASES]
 )
 def result(request: pytest.FixtureRequest) -> Result:
-    return planned(CASES[request.param])
+    return planned(CASES[request.param], "baselines")
 
 
 def seconds(step: list[TraceWork], stream: str, *kinds: str) -> float:
@@ -53,7 +54,7 @@ def test_the_compute_stream_adds_up_to_the_simulated_step(result: Result) -> Non
 
 
 def test_weights_are_on_their_way_while_the_layer_before_runs() -> None:
-    found = planned(Request("llama-3-8b", layers=4))
+    found = planned(CASES["gathered weights"], "baselines")
     step = step_work(next(p for p in found.plans if p.name == "FSDP"), found.graph)
     layers = {(w.phase, w.copy): w.start_s for w in step if w.stream == "parts" and w.part == "LlamaDecoderLayer"}
     ends = {
@@ -83,7 +84,7 @@ def test_nothing_overlaps_on_a_stream_and_nothing_lies_outside_the_step(result: 
 
 
 def test_a_wait_stands_beside_its_collective_and_says_who_waits() -> None:
-    found = planned(Request("llama-3-8b", layers=2))
+    found = planned(CASES["gathered weights"], "baselines")
     plan = next(p for p in found.plans if p.method == "megatron")
     step = step_work(plan, found.graph)
     sends = {(w.start_s, w.seconds) for w in step if w.stream == "collectives"}
@@ -96,7 +97,7 @@ def test_a_wait_stands_beside_its_collective_and_says_who_waits() -> None:
 
 
 def test_backward_runs_operators_in_reverse_after_what_it_computes_again() -> None:
-    found = planned(Request("gpt2-xl", layers=2, recompute="full"))
+    found = planned(replace(CASES["recomputed micro-batches"], accumulate=1), "baselines")
     step = [
         w for w in step_work(found.best, found.graph) if w.stream == "compute" and w.part == "GPT2Block" and w.copy == 1
     ]
@@ -115,7 +116,7 @@ def test_backward_runs_operators_in_reverse_after_what_it_computes_again() -> No
 
 
 def test_many_micro_batches_are_put_together_and_still_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = planned(Request("llama-3-8b", layers=3, batch=64, accumulate=4, zero=0))
+    found = planned(CASES["kept weights of four micro-batches"], "baselines")
     whole = step_work(found.best, found.graph)
     monkeypatch.setattr(timed, "MOST_WORK", 10)
     short = step_work(found.best, found.graph)
@@ -137,24 +138,8 @@ def test_a_trace_is_a_process_a_plan_and_a_thread_a_stream(result: Result) -> No
 
 def test_the_command_writes_a_trace_of_the_picked_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "step.json"
-    assert (
-        main(
-            [
-                "plan",
-                "gpt2-xl",
-                "--cluster",
-                "1x8-h100",
-                "--layers",
-                "2",
-                "--json",
-                "--trace",
-                str(file),
-                "--pick",
-                "FSDP",
-            ]
-        )
-        == 0
-    )
+    command = "plan gpt2-xl --cluster 1x8-h100 --layers 1 --json --pick FSDP --trace"
+    assert main([*command.split(), str(file)]) == 0
     report = json.loads(capsys.readouterr().out)
     told = next(p for p in report["plans"] if p["name"] == "FSDP")
     events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]

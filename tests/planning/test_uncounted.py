@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-import planner_core as shardscope
+from tests.support.plans import plan_in_passes
 
 TOKENS, WIDTH = 256, 64
 
@@ -27,7 +27,7 @@ class Pairs(nn.Module):
 
 
 def noted(model: nn.Module, inputs: torch.Tensor) -> list[str]:
-    found = shardscope.plan(model, inputs=(inputs,), cluster="1x2-h100")
+    found = plan_in_passes(model, "notes", inputs=(inputs,), cluster="1x2-h100")
     return [n.sentence for n in found.notes if "not in the planned memory" in n.sentence]
 
 
@@ -41,7 +41,7 @@ def test_a_sinusoid_of_positions_for_each_pair_is_noted() -> None:
 
 def test_a_sinusoid_of_inputs_for_each_pair_is_planned() -> None:
     on_one = 8 // 2 * TOKENS**2 * WIDTH * 4
-    found = shardscope.plan(Pairs(stated=True), inputs=(torch.rand(8, TOKENS),), cluster="1x2-h100")
+    found = plan_in_passes(Pairs(stated=True), "notes", inputs=(torch.rand(8, TOKENS),), cluster="1x2-h100")
     assert not [n for n in found.notes if "not in the planned memory" in n.sentence]
     assert found.best.cost.memory_bytes["activations"] > on_one
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-import planner_core as shardscope
 from planner_core.core import Shard
+from tests.support.plans import plan_in_passes
 
 
 class Tagger(nn.Module):
@@ -32,7 +32,8 @@ class TaggerWithLoss(Tagger):
 
 
 def notes_of(model: nn.Module) -> list[str]:
-    result = shardscope.plan(model, inputs={"ids": torch.zeros(64, 128, dtype=torch.int64)}, cluster="1x8-h100:gpus=2")
+    ids = torch.zeros(64, 128, dtype=torch.int64)
+    result = plan_in_passes(model, "notes", inputs={"ids": ids}, cluster="1x8-h100:gpus=2")
     split = result.best.blocks[""].sites["words/embedding"].inputs[0].dst.forward != (Shard(0),)
     assert split and result.best.data_axes == (0,)  # all words are looked up on each rank, in a part of the table
     return [str(note) for note in result.notes if "global_batch=True" in str(note)]

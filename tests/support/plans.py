@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
+from unittest import mock
 
 from planner_core.core import Cluster, Plan, load_cluster
 from planner_core.cost import can_run_in_chunks, cost_model_of, price
 from planner_core.cost.resolved_ops import block_of
 from planner_core.models import load_plan_graph
-from planner_core.planning import GraphSource, Result
+from planner_core.planning import GraphSource, Result, library
 from planner_core.planning.pipeline import FIRST_PASSES, PASSES, Pass, add_third_axis, plan_model
 from planner_core.planning.pricing import Pricer
 from planner_core.planning.request import Progress, Request
 from tests.support.plan_cache import on_disk
+
+_PASSES = {**FIRST_PASSES, **PASSES}
 
 
 def with_ample_memory(cluster: str) -> Cluster:
@@ -23,12 +26,12 @@ def with_ample_memory(cluster: str) -> Cluster:
 
 @lru_cache(maxsize=64)
 @on_disk
-def planned(request: Request) -> Result:
-    """Return what `plan_model` finds. Results are values that nothing changes, so tests may share one.
+def planned(request: Request, *passes: str) -> Result:
+    """Return what `plan_model` finds, or what it finds in some `passes` alone. Results are values that nothing changes, so tests may share one.
 
     A test of planning itself (that it stops, that it tells its progress, that two runs agree) calls `plan_model`.
     """
-    return plan_model(request)
+    return plan_model(request, passes={name: _PASSES[name] for name in passes} if passes else PASSES)
 
 
 @lru_cache(maxsize=16)
@@ -36,7 +39,7 @@ def planned(request: Request) -> Result:
 def _recorded(request: Request, passes: tuple[str, ...], shows_first: bool) -> tuple[list[str | Plan], Result]:
     """Return what `plan_model` tells on its way, progress and first plans in their order, and what it finds."""
     told: list[str | Plan] = []
-    by_name = {name: {**FIRST_PASSES, **PASSES}[name] for name in passes}
+    by_name = {name: _PASSES[name] for name in passes}
     show = told.append if shows_first else None
     return told, plan_model(request, progress=told.append, show_first=show, passes=by_name)
 
@@ -80,11 +83,20 @@ def pricer(model: str, cluster: str) -> Pricer:
 
 @cache
 def own_planned(gpus: int = 2, **options: Any) -> Result:
-    """Return what is planned for the model of tests/support/own_model.py, which needs torch."""
-    import planner_core as shardscope
+    """Return the best plan and the baselines of the model of tests/support/own_model.py, which needs torch."""
     from tests.support import own_model
 
-    return shardscope.plan(own_model.OwnGPT(), inputs=own_model.batch(0), cluster=f"1x8-h100:gpus={gpus}", **options)
+    model, inputs = own_model.OwnGPT(), own_model.batch(0)
+    return plan_in_passes(model, "baselines", inputs=inputs, cluster=f"1x8-h100:gpus={gpus}", **options)
+
+
+def plan_in_passes(model: Any, *passes: str, **options: Any) -> Result:
+    """Return what `shardscope.plan` finds in some passes alone."""
+    import planner_core as shardscope
+
+    in_passes = partial(plan_model, passes={name: _PASSES[name] for name in passes})
+    with mock.patch.object(library, "plan_model", in_passes):
+        return shardscope.plan(model, **options)
 
 
 def in_chunks(plan: Plan, chunks: int = 4) -> Plan:

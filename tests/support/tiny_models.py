@@ -26,6 +26,30 @@ LLAMA_SIZES = {
 }
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **LLAMA_SIZES}
 """A config whose feed-forward part is no multiple of its width, as in most Llamas."""
+DEEPSEEK: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 1024,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "tie_word_embeddings": False,
+}
+"""A config whose keys and values come from one small product, which tensor ranks do not split."""
 _TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
 _SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama-3-8b", {**TEXT, **_TOKENS, "num_key_value_heads": 4}),
