@@ -43,6 +43,7 @@ from planner_core.core.graph import (
     Op,
     TensorMeta,
     Value,
+    ValueKind,
     check_graph,
     differentiable_inputs,
     join_name,
@@ -63,6 +64,7 @@ from planner_core.core.mesh import (
     parse_mesh,
 )
 from planner_core.core.placement import (
+    CollectiveKind,
     P,
     Partial,
     Placement,
@@ -84,7 +86,7 @@ from planner_core.core.placement import (
     unevenly_split_dims,
 )
 from planner_core.core.plan.blocks import BlockLabel, BlockPlan, Edge, ParamPlan, SitePlan
-from planner_core.core.plan.cost import PHASES, Cost, PipelineCost, StageCost, Traffic
+from planner_core.core.plan.cost import PASSES, PHASES, Cost, Phase, PipelineCost, StageCost, Traffic
 from planner_core.core.plan.model import PlannedModel
 from planner_core.core.plan.notes import STAGED_ROLES, UNPROVEN_KINDS, Note, NoteKind, PlanRole
 from planner_core.core.plan.pipeline import ONE_EACH, SCHEDULES, V_SHAPED, VIRTUAL_OF_V, Pipeline

@@ -14,9 +14,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 Attr: TypeAlias = int | float | str | bool | tuple["Attr", ...] | None
+ValueKind: TypeAlias = Literal["activation", "parameter", "constant"]
 
 ITEM_BYTES = {
     "float64": 8,
@@ -74,7 +75,7 @@ class Value:
     """
 
     meta: TensorMeta
-    kind: str
+    kind: ValueKind
     name: str = ""
     storage: int = -1
     grad: bool = False

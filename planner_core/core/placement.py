@@ -11,9 +11,11 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from planner_core.core.errors import ShardingError
+
+CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ class Step:
     dst: Placement
 
     @property
-    def collective(self) -> str | None:
+    def collective(self) -> CollectiveKind | None:
         """The collective that runs, or None for a local move (slice, pad with zeros, divide)."""
         if isinstance(self.src, Partial):
             return "all_reduce" if isinstance(self.dst, Replicate) else "reduce_scatter"

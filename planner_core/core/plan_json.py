@@ -14,6 +14,7 @@ from planner_core.core.files import is_file, path_exists, write_file
 from planner_core.core.forms import MAX_MESSAGE_END, first_schema_fault
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import (
+    CollectiveKind,
     Placements,
     Step,
     format_placements,
@@ -22,7 +23,7 @@ from planner_core.core.placement import (
     parse_state,
 )
 from planner_core.core.plan.blocks import BlockLabel, BlockPlan, Edge, ParamPlan, SitePlan
-from planner_core.core.plan.cost import Cost, PipelineCost, StageCost, Traffic
+from planner_core.core.plan.cost import Cost, Phase, PipelineCost, StageCost, Traffic
 from planner_core.core.plan.model import PlannedModel
 from planner_core.core.plan.notes import Note
 from planner_core.core.plan.pipeline import ONE_EACH, V_SHAPED, VIRTUAL_OF_V, Pipeline
@@ -214,7 +215,7 @@ def axes_from_json(axes: int | list[int]) -> tuple[int, ...]:
     return (axes,) if isinstance(axes, int) else tuple(axes)
 
 
-def _traffic_from_json(phase: str, kind: str, axes: int | list[int], *rest: Any) -> Traffic:
+def _traffic_from_json(phase: Phase, kind: CollectiveKind, axes: int | list[int], *rest: Any) -> Traffic:
     return Traffic(phase, kind, axes_from_json(axes), *rest)
 
 

@@ -18,10 +18,12 @@ from planner_core.core import (
     ITEM_BYTES,
     Block,
     BlockPlan,
+    CollectiveKind,
     Cost,
     Graph,
     Op,
     P,
+    Phase,
     R,
     SitePlan,
     Step,
@@ -149,10 +151,10 @@ def step_seconds(units: Iterable[PricedUnit], model: CostModel) -> float:
 def sum_traffic(sent: Iterable[Message], model: CostModel) -> tuple[Traffic, ...]:
     """Messages summed up by phase, kind and mesh axes."""
     # Messages of different operators that are equal are priced once.
-    counts: Counter[tuple[str, str, tuple[int, ...], int, float, float]] = Counter()
+    counts: Counter[tuple[Phase, CollectiveKind, tuple[int, ...], int, float, float]] = Counter()
     for m in sent:
         counts[m.phase, m.kind, m.axes, m.num_bytes, m.share, m.load] += m.count
-    traffic: dict[tuple[str, str, tuple[int, ...]], Traffic] = {}
+    traffic: dict[tuple[Phase, CollectiveKind, tuple[int, ...]], Traffic] = {}
     for (phase, kind, axes, num_bytes, share, load), count in counts.items():
         link = model.link(axes)
         seconds, algorithm = collective_time(kind, load * num_bytes, link, share)

@@ -9,14 +9,17 @@ from enum import Enum
 
 from planner_core.core import (
     ITEM_BYTES,
+    PASSES,
     Block,
     BlockPlan,
+    CollectiveKind,
     Edge,
     Graph,
     InputError,
     Op,
     P,
     ParamPlan,
+    Phase,
     Placements,
     R,
     SitePlan,
@@ -59,8 +62,8 @@ class Message:
     """
 
     site: str
-    phase: str
-    kind: str
+    phase: Phase
+    kind: CollectiveKind
     axes: tuple[int, ...]
     num_bytes: int
     count: int
@@ -138,10 +141,11 @@ def _weight_messages(buckets: Buckets, value: int, name: str, param: ParamPlan, 
     block, share = buckets.block, buckets.share(value)
     # Gradients that are summed late come whole to every rank, which then keeps its part.
     late = tuple(Step(axis, P, R) for axis in param.reduced_axes)
-    for phase, start, steps in (
-        ("forward", param.stored, param.refresh_steps()),
-        ("backward", param.gradient, late if model.late_sums else param.reduce_steps()),
-    ):
+    moves = (
+        (param.stored, param.refresh_steps()),
+        (param.gradient, late if model.late_sums else param.reduce_steps()),
+    )
+    for phase, (start, steps) in zip(PASSES, moves, strict=True):
         gradient = phase == "backward"
         item = weight_gradient_item_bytes(block, value, model) if gradient else None
         for kind, axes, n in collectives_of_steps(block, value, steps, start, model, item, joint=True):
@@ -181,7 +185,7 @@ def result_messages(block: Block, op: Op, site: SitePlan, rerun: Rerun | None, m
     for position, (value, edge) in enumerate(zip(op.outputs, site.outputs, strict=True)):
         delivery = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
         kernel = _chunk_seconds(block, op, site, edge.chunks, model) if edge.chunks > 1 else 0.0
-        for phase, steps in (("forward", delivery), ("backward", delivery if rerun and rerun.delivers else [])):
+        for phase, steps in zip(PASSES, (delivery, delivery if rerun and rerun.delivers else []), strict=True):
             for kind, axes, n in steps:
                 last = Message(
                     op.name,
@@ -227,7 +231,7 @@ def _operand_messages(
     delivery = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
     # A gathered weight is freed after forward. Backward gathers it again only if its kernel reads the weight.
     regather = weight and value in op.saved
-    for phase, steps in (("forward", delivery), ("backward", delivery if regather or recomputed else [])):
+    for phase, steps in zip(PASSES, (delivery, delivery if regather or recomputed else []), strict=True):
         yield from (
             Message(op.name, phase, kind, axes, n, 1, category, "", v.name, share, source=source, position=position)
             for kind, axes, n in steps
@@ -265,7 +269,7 @@ def _internal_messages(block: Block, op: Op, site: SitePlan, model: CostModel, r
             )
             # A ring of n ranks computes n blocks, and each message runs beside the kernel of one.
             behind = c.share * kernels[c.phase != "forward"] / n
-            phases = (c.phase, "backward") if recomputed and c.phase == "forward" else (c.phase,)
+            phases = PASSES if recomputed and c.phase == "forward" else (c.phase,)
             for phase in phases:
                 yield Message(
                     op.name,
@@ -290,7 +294,7 @@ def collectives_of_steps(
     item_bytes: int | None = None,
     *,
     joint: bool = False,
-) -> Iterator[tuple[str, tuple[int, ...], int]]:
+) -> Iterator[tuple[CollectiveKind, tuple[int, ...], int]]:
     """(kind, axes, bytes) of the steps that communicate, in the value's own dtype or in one of `item_bytes`. `joint`: sums over several
     axes are one all_reduce."""
     meta = block.values[value].meta

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from planner_core.core import ITEM_BYTES, Op, P, Placement, R, Shard, Value
+from planner_core.core import ITEM_BYTES, CollectiveKind, Op, P, Phase, Placement, R, Shard, Value
 
 DimOf: TypeAlias = int | None
 WHOLE = -1
@@ -39,8 +39,8 @@ class Internal:
     `expand_rule` makes bytes of it, in `least_item` bytes an element or more. In backward it leaves it out if none of them has a gradient.
     `share`: it is issued before the kernel of one of n blocks and waited for behind it, and this share of the kernel hides it."""
 
-    phase: str
-    kind: str
+    phase: Phase
+    kind: CollectiveKind
     num_bytes: int
     shrinks: tuple[str, ...] = ()
     count: int = 1

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
-PHASES = ("forward", "backward", "optimizer")
+from planner_core.core.placement import CollectiveKind
+
+Phase: TypeAlias = Literal["forward", "backward", "optimizer"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+PASSES: tuple[Phase, ...] = ("forward", "backward")
+"""The phases of every micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +19,8 @@ class Traffic:
     """The collectives of one rank in one phase, of one kind, over one mesh axis or over several as one group. `num_bytes`: bytes of the
     tensors that are whole along the axes. `wire_bytes`: bytes that the rank sends."""
 
-    phase: str
-    kind: str
+    phase: Phase
+    kind: CollectiveKind
     axes: tuple[int, ...]
     count: int
     num_bytes: int

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from planner_core.core import Phase
+
 
 @dataclass(frozen=True, slots=True)
 class LayerMatrix:
@@ -32,7 +34,7 @@ class LayerSum:
     """One all_reduce: `share` of tokens·h elements over `axis` (1 or 2), caused by `weight`."""
 
     weight: str
-    phase: str
+    phase: Phase
     axis: int
     share: Fraction
 

@@ -20,14 +20,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner_core.core import CollectiveKind
 from planner_core.cost.communication.links import AxisLink
 from planner_core.cost.step_time import Floats
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Algorithm:
         return np.asarray(self.fixed_s + transfer + self.curve * np.sqrt(self.fixed_s * transfer))
 
 
-def wire_bytes(kind: str, num_bytes: int, n: int) -> int:
+def wire_bytes(kind: CollectiveKind, num_bytes: int, n: int) -> int:
     """Return the bytes that one of n ranks sends for a full tensor of `num_bytes`, by the ring formulas, rounded down.
 
     Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH" (2005):
@@ -63,7 +65,7 @@ def wire_bytes(kind: str, num_bytes: int, n: int) -> int:
     return factor * num_bytes // (n * n if kind == "all_to_all" else n)
 
 
-def collective_time(kind: str, num_bytes: float, link: AxisLink, share: float = 1.0) -> tuple[float, str]:
+def collective_time(kind: CollectiveKind, num_bytes: float, link: AxisLink, share: float = 1.0) -> tuple[float, str]:
     """Return the seconds of one collective, and the name of the cheapest algorithm (`ring`, `hierarchical`, `pairwise`; `none` if nothing
     moves). If the tensor is only a `share` of one message, it gets that share of the message's time."""
     if num_bytes <= 0 or link.size == 1:
@@ -73,7 +75,9 @@ def collective_time(kind: str, num_bytes: float, link: AxisLink, share: float = 
     return share * best.seconds(num_bytes / share), best.name
 
 
-def collective_times(kind: str, num_bytes: NDArray[np.generic], link: AxisLink, share: float = 1.0) -> Floats:
+def collective_times(
+    kind: CollectiveKind, num_bytes: NDArray[np.generic], link: AxisLink, share: float = 1.0
+) -> Floats:
     """`collective_time` of many sizes at once: seconds, with the shape of `num_bytes`."""
     size = np.asarray(num_bytes, dtype=np.float64)
     if link.size == 1 or not share:  # a weight without entries has no share of a message
@@ -84,7 +88,7 @@ def collective_times(kind: str, num_bytes: NDArray[np.generic], link: AxisLink, 
 
 
 @lru_cache(maxsize=4096)
-def algorithms(kind: str, link: AxisLink) -> tuple[Algorithm, ...]:
+def algorithms(kind: CollectiveKind, link: AxisLink) -> tuple[Algorithm, ...]:
     """Return every way to run `kind` on an axis of two or more ranks, as NCCL does."""
     _check_collective(kind, link.size)
     if kind == "all_to_all":
@@ -145,7 +149,7 @@ def _send_recv(link: AxisLink) -> Algorithm:
     return Algorithm("ring", link.launch_s + link.latency_s, 1 / link.size / link.send_bytes_per_s, link.curve)
 
 
-def _check_collective(kind: str, n: int) -> None:
+def _check_collective(kind: CollectiveKind, n: int) -> None:
     if kind not in KINDS or n < 1:
         raise ValueError(
             f"{kind!r} over {n} ranks is not a collective; kinds are {', '.join(KINDS)}, over 1 or more ranks"

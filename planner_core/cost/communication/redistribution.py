@@ -26,7 +26,17 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import P, Placement, Placements, R, Shard, Step, largest_local_shape, needs_uneven_split
+from planner_core.core import (
+    CollectiveKind,
+    P,
+    Placement,
+    Placements,
+    R,
+    Shard,
+    Step,
+    largest_local_shape,
+    needs_uneven_split,
+)
 from planner_core.cost.communication.collectives import collective_times
 from planner_core.cost.communication.links import AxisLink, JointLinks
 from planner_core.cost.step_time import Bools, Floats, Ints
@@ -281,14 +291,14 @@ class _SingleMoves:
     sharded: Bools
     whole: Bools
     partial: Bools
-    by_kind: Mapping[tuple[int, str | None], tuple[Ints, Ints]]
+    by_kind: Mapping[tuple[int, CollectiveKind | None], tuple[Ints, Ints]]
 
 
 @functools.lru_cache(maxsize=256)
 def _single_moves(rank: int, axes: int, dims: tuple[int, ...]) -> _SingleMoves:
     every = tuple(decode(c, rank, axes) for c in range((2 + rank) ** axes))
     options: list[Placement] = [R, P, *(Shard(d) for d in dims)]
-    pairs_by_kind: dict[tuple[int, str | None], list[tuple[int, int]]] = {}
+    pairs_by_kind: dict[tuple[int, CollectiveKind | None], list[tuple[int, int]]] = {}
     for i, here in enumerate(every):
         for axis, to in itertools.product(range(axes), options):
             if to != here[axis] and _moves_innermost(here, to, axis):

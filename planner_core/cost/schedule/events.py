@@ -31,7 +31,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from planner_core.core import DeviceMesh, Graph, Plan
+from planner_core.core import DeviceMesh, Graph, Phase, Plan
 from planner_core.cost.schedule.units import BucketStage, Chain, ScheduledUnit, join_chains, schedule_units
 
 
@@ -110,7 +110,7 @@ class Rank(ABC):
         """A unit begins."""
 
     @abstractmethod
-    def run_unit(self, unit: ScheduledUnit, phase: str) -> None:
+    def run_unit(self, unit: ScheduledUnit, phase: Phase) -> None:
         """Compute one pass through a unit, and wait for its collectives at their places."""
 
     @abstractmethod
@@ -269,7 +269,7 @@ class _Recorder(Rank):
     def begin_unit(self, what: str, unit: str) -> None:
         self.events.append(Event(what, unit, "", 0, 0))
 
-    def run_unit(self, unit: ScheduledUnit, phase: str) -> None:
+    def run_unit(self, unit: ScheduledUnit, phase: Phase) -> None:
         behind = 0  # chunks of a product on their way, which are waited for behind its last one
         for m in unit.forward if phase == "forward" else unit.backward:
             early = m.count if m.in_chunks else 0

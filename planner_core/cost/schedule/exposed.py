@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from planner_core.core import BlockPlan, Graph
+from planner_core.core import BlockPlan, Graph, Phase
 from planner_core.cost.model import CostModel
 from planner_core.cost.step import PricedUnit, price_units, unit_totals
 from planner_core.cost.step_messages import message_time, waited_message_seconds
@@ -29,7 +29,7 @@ class Exposed:
     site: str
     weight: str
     what: str
-    phase: str
+    phase: Phase
     why: str
     seconds: float
 
@@ -39,7 +39,7 @@ class WeightTraffic:
     """Seconds of the traffic of one weight of one copy in one phase: in each micro-batch, and once a step."""
 
     weight: str
-    phase: str
+    phase: Phase
     each_s: float
     once_s: float
 
@@ -54,7 +54,7 @@ def exposed_parts(
 
 def weight_traffic(unit: PricedUnit, model: CostModel) -> list[WeightTraffic]:
     """Return the weight traffic of one copy that runs beside compute, by weight and phase."""
-    sums: dict[tuple[str, str], list[float]] = {}
+    sums: dict[tuple[str, Phase], list[float]] = {}
     for m in unit.each:
         if unit.overlaps_compute(m):
             sums.setdefault((m.weight, m.phase), [0.0, 0.0])[0] += message_time(m, model)
@@ -85,7 +85,7 @@ def _parts_of_unit(unit: PricedUnit, model: CostModel) -> Iterator[Exposed]:
     )
 
 
-def seconds_beyond_compute(totals: Floats, phase: str, model: CostModel) -> tuple[float, str]:
+def seconds_beyond_compute(totals: Floats, phase: Phase, model: CostModel) -> tuple[float, str]:
     """Return the seconds per step that the weight traffic of one copy adds to a phase, and the reason. `totals` [component] are the
     copy's."""
     m, k = model.workload.accumulate, model.contention

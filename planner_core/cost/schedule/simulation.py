@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner_core.core import Graph, Plan
+from planner_core.core import Graph, Phase, Plan
 from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.model import cost_model_of
 from planner_core.cost.resolved_ops import block_of
@@ -104,7 +104,7 @@ class SimulatedRank(Rank):
     def begin_unit(self, what: str, unit: str) -> None:
         """The begin of a unit takes 0 s."""
 
-    def run_unit(self, unit: ScheduledUnit, phase: str) -> None:
+    def run_unit(self, unit: ScheduledUnit, phase: Phase) -> None:
         """Run a pass through a unit."""
         self.compute(self._undisturbed_seconds(unit, phase))
 
@@ -123,7 +123,7 @@ class SimulatedRank(Rank):
         self.now += left
         self.sending = [(start, end) for start, end in self.sending if end > self.now]
 
-    def pass_through(self, unit: ScheduledUnit, phase: str) -> tuple[PassWork, ...]:
+    def pass_through(self, unit: ScheduledUnit, phase: Phase) -> tuple[PassWork, ...]:
         """Return what a pass through a unit does: operators, and collectives for which they wait."""
         # Copies of one label do the same. The parts of the top block differ, so their first operator tells them apart.
         key = (unit.label, phase, "" if unit.label else unit.ops[0].name)
@@ -136,7 +136,7 @@ class SimulatedRank(Rank):
             self.known[key] = tuple(work)
         return self.known[key]
 
-    def _undisturbed_seconds(self, unit: ScheduledUnit, phase: str) -> float:
+    def _undisturbed_seconds(self, unit: ScheduledUnit, phase: Phase) -> float:
         """Return the seconds of a pass through a unit without traffic beside it."""
         return sum(work.seconds for work in self.pass_through(unit, phase))
 

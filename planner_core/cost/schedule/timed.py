@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner_core.core import Graph, Plan
+from planner_core.core import Graph, Phase, Plan
 from planner_core.cost.schedule.pass_work import WorkKind
 from planner_core.cost.schedule.simulation import SimulatedRank
 from planner_core.cost.schedule.units import BucketStage, ScheduledUnit
@@ -88,7 +88,7 @@ class _Timer(SimulatedRank):
         start, end = self.sending[-1]
         self._add(WorkKind.SEND, start, end - start, sent=stage)
 
-    def run_unit(self, unit: ScheduledUnit, phase: str) -> None:
+    def run_unit(self, unit: ScheduledUnit, phase: Phase) -> None:
         """Run a pass through a unit, piece by piece."""
         begin, place = self.now, self.places[id(unit)]
         for work in self.pass_through(unit, phase):

@@ -13,7 +13,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import NamedTuple
 
-from planner_core.core import Block, Call, Cluster, Graph, Op, Plan, root
+from planner_core.core import Block, Call, Cluster, CollectiveKind, Graph, Op, Phase, Plan, root
 from planner_core.cost.model import SMALL_BYTES, cost_model_of
 from planner_core.cost.resolved_ops import block_of
 from planner_core.cost.step_messages import ONCE, WAIT, Message, plan_messages
@@ -34,7 +34,7 @@ class Moved(Enum):
 class BucketStage(NamedTuple):
     """One collective of a bucket of `weights`, of which one that is used twice stands there twice."""
 
-    kind: str
+    kind: CollectiveKind
     axes: tuple[int, ...]
     num_bytes: int
     weights: tuple[Identity, ...] = ()
@@ -220,7 +220,7 @@ class _UnitBuilder:
         ]
         unit.small = [(g[0].gradient_dtype, join_chains(map(last_chain, g))) for g in small]
 
-    def _chain_once(self, use: ScheduledUse, phase: str) -> Chain:
+    def _chain_once(self, use: ScheduledUse, phase: Phase) -> Chain:
         prefix, number = use.weight
         label = self.labels[prefix]
         sent = (m for m in self.once[label, block_of(self.graph, label).values[number].name] if m.phase == phase)

@@ -11,7 +11,7 @@ import weakref
 import torch
 from torch import nn
 
-from planner_core.core import BUFFER, TensorMeta, Value
+from planner_core.core import BUFFER, TensorMeta, Value, ValueKind
 from planner_core.models.capture.recording import Recording
 from planner_core.models.hooks.input_values import InputValues
 from planner_core.models.hooks.model_parts import list_buffers, list_parameters
@@ -61,7 +61,7 @@ class ValueTable:
     # --- numbers ------------------------------------------------------------------------------------
 
     def add(
-        self, tensor: torch.Tensor, kind: str, name: str = "", birth: int = BEFORE_PASS, *, computed: bool = False
+        self, tensor: torch.Tensor, kind: ValueKind, name: str = "", birth: int = BEFORE_PASS, *, computed: bool = False
     ) -> int:
         """Number a tensor as a new value."""
         key = storage_id(tensor)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from planner_core.core import Shard
+from planner_core.core import CollectiveKind, Shard
 from planner_core.cost import Bools, Floats, Ints, chunk_waits
 from planner_core.cost.communication import Redistributions, collective_times
 from planner_core.ops import operator
@@ -69,7 +69,7 @@ def _divides_evenly(work: GroupWork, k: int, last_dim: int, chunks: int) -> Bool
 
 def _yield_reductions(
     forward: Ints, states: TensorStates, redistributions: Redistributions, last_dim: int
-) -> Iterator[tuple[int, str, Bools]]:
+) -> Iterator[tuple[int, CollectiveKind, Bools]]:
     """Yield each axis and collective that sums a result, with the pairs [row, state] where it is the whole redistribution.
 
     A result is not scattered by its last dim, since the chunks are cut there.

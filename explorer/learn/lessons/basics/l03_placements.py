@@ -52,12 +52,16 @@ def place_tensor(placement: str, devices: int, seed: int) -> tuple[Any, list[Any
 
 def collective_between(src: str, dst: str) -> str:
     """Return the planner's name for the message between two placements; empty where none is sent."""
-    return Step(0, parse_placement(src), parse_placement(dst)).collective or ""
+    return _step_between(src, dst).collective or ""
+
+
+def _step_between(src: str, dst: str) -> Step:
+    return Step(0, parse_placement(src), parse_placement(dst))
 
 
 def sent(src: str, dst: str, devices: int, num_bytes: int = SIZE * SIZE * ITEM) -> int:
     """Return the bytes that each device sends."""
-    kind = collective_between(src, dst)
+    kind = _step_between(src, dst).collective
     return wire_bytes(kind, num_bytes, devices) if kind else 0
 
 

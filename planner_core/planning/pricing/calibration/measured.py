@@ -9,14 +9,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from planner_core.core import OPTIONS, InputError, is_file, shorten_value, suggest_names
+from planner_core.core import OPTIONS, CollectiveKind, InputError, is_file, shorten_value, suggest_names
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing.statement import STATED_OPTIONS, Statement
 
 MAX_BYTES = 20_000_000
-COLLECTIVE_BY_PROGRAM = {
+COLLECTIVE_BY_PROGRAM: dict[str, CollectiveKind] = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
     "reduce_scatter": "reduce_scatter",
@@ -34,7 +34,7 @@ TIME_COLUMNS = {"time_s": 1.0, "time_ms": 1e-3, "time_us": 1e-6, "latency_ms": 1
 class Collective:
     """One timed collective: `num_bytes` of the full tensor on one rank, `ranks` evenly on `nodes`."""
 
-    kind: str
+    kind: CollectiveKind
     num_bytes: int
     ranks: int
     nodes: int
@@ -86,7 +86,8 @@ def parse_machine(data: Any, where: str) -> Machine:
             ranks,
             nodes,
             tuple(
-                Collective(str(r["kind"]), int(r["num_bytes"]), ranks, nodes, float(r["seconds"]))
+                # Whether it is one of these kinds is checked below, with a message of its own.
+                Collective(cast(CollectiveKind, str(r["kind"])), int(r["num_bytes"]), ranks, nodes, float(r["seconds"]))
                 for r in data["collectives"]
             ),
             tuple(
