@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from explorer.text import units
 from planner_core.core import Graph, Plan
@@ -82,16 +83,31 @@ def _recomputation_s(plan: Plan, graph: Graph) -> float:
     return model.workload.accumulate * total
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RoundedSteps:
     """The parts of several steps as whole numbers of one unit: parts add up to totals, and so do differences.
 
-    `name` is the unit, `places` the digits after the point.
+    `name` is the unit, `places` the digits after the point; `exact` holds the parts in this unit, by plan.
     """
 
     name: str
     places: int
-    parts: Mapping[str, Mapping[str, int]]
+    exact: Mapping[str, Mapping[str, float]]
+
+    @cached_property
+    def parts(self) -> Mapping[str, Mapping[str, int]]:
+        """The parts in units of the last place, by plan."""
+        return {plan: self._round(parts) for plan, parts in self.exact.items()}
+
+    def subtract(self, rival: str, plan: str) -> dict[str, int]:
+        """Return by how much each part of a plan's step is longer than a rival's, in units of the last place.
+
+        Exact values are subtracted, and rounded once. Example: 515.2 and 543.6 ms differ by 28 ms, and rounded they are 515 and 544.
+        """
+        return self._round({name: s - self.exact[rival][name] for name, s in self.exact[plan].items()})
+
+    def _round(self, parts: Mapping[str, float]) -> dict[str, int]:
+        return apportion(parts, 10.0**-self.places)
 
     def total(self, plan: str) -> int:
         """Return the step of a plan, in units of the last place."""
@@ -114,8 +130,7 @@ def round_steps(parts: Mapping[str, Mapping[str, float]], chosen: str) -> Rounde
     step = sum(parts[chosen].values())
     unit_s, name = (1.0, "s") if step >= 1 else (1e-3, "ms")
     places = max(0, SIGNIFICANT_FIGURES - 1 - math.floor(math.log10(max(step, 1e-9) / unit_s)))
-    quantum = unit_s / 10**places
-    return RoundedSteps(name, places, {n: apportion(p, quantum) for n, p in parts.items()})
+    return RoundedSteps(name, places, {n: {k: s / unit_s for k, s in p.items()} for n, p in parts.items()})
 
 
 def apportion(parts: Mapping[str, float], quantum: float) -> dict[str, int]:
@@ -128,14 +143,15 @@ def apportion(parts: Mapping[str, float], quantum: float) -> dict[str, int]:
 
 def explain_difference(rounded: RoundedSteps, chosen: str, rival: str) -> str:
     """Say by which parts the chosen plan's step differs most from a rival's, those that make the difference of the sums first."""
-    differences = {k: rounded.parts[chosen][k] - rounded.parts[rival][k] for k in REASONS}
+    every = rounded.subtract(rival, chosen)
+    differences = {k: every[k] for k in REASONS}
     most, total = max(map(abs, differences.values())), sum(differences.values())
     named = [k for k in REASONS if differences[k] and abs(differences[k]) >= MIN_CAUSE_SHARE * most]
     # A part that goes against the sum explains nothing by itself, so it comes behind those that make it.
     named.sort(key=lambda k: ((differences[k] > 0) != (total > 0), -abs(differences[k])))
     causes = {k: differences[k] for k in named}
     # Differences that are too small to be named stand as one sum, so that a reader can add up to the difference of the two steps.
-    rest = rounded.total(chosen) - rounded.total(rival) - sum(causes.values())
+    rest = sum(every.values()) - sum(causes.values())
     if causes and rest:
         causes["others"] = rest
     # The unit stands once, behind the last, unless a larger one has another.

@@ -56,7 +56,8 @@ def steps_table(rounded: step_parts.RoundedSteps, plans: PlansById, homes: Mappi
     ]
     if against:
         title = html.escape(f"{words.plan_title(plans[against])} against {words.plan_title(plans[first])}")
-        gaps = [rounded.parts[against][p] - rounded.parts[first][p] for p in parts]
+        differences = rounded.subtract(first, against)
+        gaps = [differences[p] for p in parts]
         cells, total = _part_cells([rounded.text(gap, sign=True) for gap in (*gaps, sum(gaps))])
         head_cell = f"<th scope='row' colspan='2'>{title}</th>"
         body.append(f"<tr class='difference'>{head_cell}{cells}<td>{total}</td>{'<td></td>' * (1 + len(speeds))}</tr>")

@@ -30,7 +30,7 @@ def word_terms(sentence: str) -> str:
 def word_remarks(remarks: Sequence[Remark], file: str) -> list[str]:
     """Put an exporter's remarks in the words of the page, without those that it does not need: it writes the launch line for this cluster,
     and the options of the command line have controls. `file`: the name of the file that it offers."""
-    shown = (r for r in remarks if r.kind is RemarkKind.OTHER)
+    shown = (r for r in remarks if r.kind not in (RemarkKind.LAUNCH, RemarkKind.READ_BACK))
     return [word_terms(name_file(remark, file)) for remark in shown]
 
 

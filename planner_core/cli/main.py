@@ -415,10 +415,11 @@ def _run_export(args: argparse.Namespace) -> int:
     exported = (nearest_text if args.nearest else export_text)(plan, args.to)
     unrun = f"this plan was not run by the export; {_verify_command(args.plan, plan)}"
     lines = [*map(name_flags, write_export(exported, Path(args.output))), unrun]
+    first = [*map(name_flags, exported.shortage)]
     priced = exported.nearest.to_json() if exported.nearest else None
     remarks = [*map(name_flags, exported.remarks), unrun]
     data = {"file": args.output, "said": lines[1:], "remarks": remarks, "nearest": priced}
-    return _print_result(args, data, "\n".join(lines))
+    return _print_result(args, data, "\n".join([*first, *(line for line in lines if line not in first)]))
 
 
 def _run_verify(args: argparse.Namespace) -> int:

@@ -63,6 +63,11 @@ class ExportedPlan:
     companion: tuple[str, str] | None = None
 
     @property
+    def shortage(self) -> tuple[str, ...]:
+        """The remark that the plan does not fit; none where it does."""
+        return tuple(r for r in self.remarks if Remark.of(r).kind is RemarkKind.SHORTAGE)
+
+    @property
     def lines(self) -> tuple[str, ...]:
         """The remarks, and the price of the form as the last one."""
         price = () if self.nearest is None else (Sentence("in this form: ", self.nearest.sentence()),)
@@ -104,13 +109,12 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
     return ExportedPlan(text, (*remarks, *_read_back(unstated)), cost)
 
 
-def _shortage(plan: Plan) -> Sentence:
+def _shortage(plan: Plan) -> Remark:
     """Return that a plan does not fit: its file is what was asked for, so it is written."""
     needed, capacity = plan.cost.memory_bytes["peak"], plan.cluster.gpu.memory_bytes
     needs, has = map(memory_amount, (needed, capacity))
-    return Sentence(
-        "the plan does not fit in the memory that it was planned for: it takes ", needs, " a GPU, which has ", has
-    )
+    does_not_fit = "the plan does not fit in the memory that it was planned for: it takes "
+    return Remark(does_not_fit, needs, " a GPU, which has ", has, kind=RemarkKind.SHORTAGE)
 
 
 def _read_back(unstated: Mapping[str, Any]) -> tuple[Remark, ...]:

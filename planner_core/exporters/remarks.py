@@ -22,6 +22,8 @@ class RemarkKind(Enum):
     """How the file is run on any cluster."""
     READ_BACK = "read back"
     """How the command line prices the file."""
+    SHORTAGE = "shortage"
+    """The plan does not fit, which is said before what was written."""
     OTHER = "other"
 
 

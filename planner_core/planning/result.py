@@ -152,7 +152,7 @@ class Choice:
         return "; ".join(f"of {' and '.join(names)} is not known: {why}" for why, names in rows.items())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """All that a report or a page shows, the same for the command line, the library and the page.
 
@@ -172,6 +172,11 @@ class Result:
     """By the samples of a global micro-batch: the planner of each plan with another number of micro-batches than the chosen one."""
     free: FreeBest | None = None
     """The best plan that no tool bounds, if the request names one that does."""
+
+    def __repr__(self) -> str:
+        """Name the recommended plan, and where the others are; its fields fill pages."""
+        of = f"{len(self.plans)} plans of {self.graph.name} on {self.cluster.name}"
+        return f"<Result of {of}; recommended: {self.recommended!r}; see .recommended, .plans, .choice, .notes>"
 
     def of_plan(self, plan: Plan) -> Result:
         """Return the same result with the request, the graph and the groups of a plan's own number of micro-batches.

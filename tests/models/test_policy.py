@@ -87,6 +87,12 @@ class Slots:
         self.calls = 0
 
 
+class Counter(SimpleNamespace):
+    """An object of a user's module whose name begins as that of Python's `logging`, for which it was taken."""
+
+    __module__ = "logging_of_my_lab"
+
+
 class Deep(Model):
     """Has containers in containers, large ones, and other objects."""
 
@@ -99,6 +105,7 @@ class Deep(Model):
         self.history, self.objects, self.pair = [list[int]()], [SimpleNamespace(calls=0)], ([0], "name")
         self.config = SimpleNamespace(**{f"field_{i}": i for i in range(80)})
         self.slots, self.members, self.array = Slots(), {0}, np.zeros(3)
+        self.counter = Counter(calls=0)
 
 
 def _set_nested(m: Any) -> None:
@@ -129,6 +136,10 @@ def _set_in_class(m: Any) -> None:
     type(m).calls_of_all += 1
 
 
+def _set_in_counter(m: Any) -> None:
+    m.counter.calls += 1
+
+
 def _write_array(m: Any) -> None:
     m.array[2] += 1
 
@@ -145,6 +156,7 @@ DEEP: list[tuple[Callable[[Any], Any], str]] = [
     (lambda m: m.members.add(len(m.members)), r"members\.1"),
     (_set_in_class, r"Deep\.calls_of_all"),
     (_write_array, "array"),
+    (_set_in_counter, r"counter\.calls"),
 ]
 
 

@@ -71,6 +71,8 @@ def test_every_does_not_fit_says_what_fills_the_memory() -> None:
     )
     short = [p for p in found.plans if not p.fits]
     assert {"our current setup", "data parallel"} <= {p.name for p in short}
+    (stated,) = (p for p in short if p.name == "our current setup")
+    assert "does not fit: its step is that of a GPU with more memory" in [n.sentence for n in stated.notes]
     assert all(any(filled.search(n.sentence) for n in p.notes) for p in short), [p.notes for p in short]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import planner_core as shardscope
+from explorer.text.option_words import page_wording
 from planner_core.core import InputError, NoteKind, load_cluster
 from planner_core.cost import axis_roles
 from planner_core.models import default_sizes
@@ -151,8 +152,9 @@ def test_a_stated_stage_that_forbids_a_baseline_is_named(zero: int) -> None:
 def test_a_baseline_without_a_plan_has_its_reason() -> None:
     """GPT-2 XL has 25 heads, which no even number of tensor ranks shares."""
     result = planned(Request("gpt2-xl", cluster="2x8-h100", layers=2, method="tap"), "baselines", "notes")
-    (note,) = [str(n) for n in result.notes if "no plan of this model follows" in str(n)]
-    assert note.endswith("Megatron-LM + sequence parallel; 25 attention heads cannot be dealt to tp=2 ranks")
+    (note,) = [n for n in result.notes if "no plan of this model follows" in str(n)]
+    assert str(note).endswith("Megatron-LM + sequence parallel; 25 attention heads cannot be dealt to tp=2 ranks")
+    assert page_wording(note).endswith("25 attention heads cannot be dealt to TP 2 ranks.")
 
 
 @pytest.mark.parametrize(("samples", "layout"), [(6, "dp=2,tp=4"), (8, "dp=4,tp=2")])

@@ -242,15 +242,18 @@ def explain_choice(
     if other is None:
         return f"{name} is the only plan here that fits."
     against = "our current setup" if other == setups.PLAN_ID else names[other]
+    if not plans[other].fits:
+        against += ", which does not fit"
     rounded = step_parts.round_steps({n: parts[n] for n in (chosen, other)}, chosen)
     causes = step_parts.explain_difference(rounded, chosen, other)
     if not causes:
         return f"{name} takes as long as {against}, and {words.compare_sizes(plan, plans[other])}."
-    gap = rounded.total(other) - rounded.total(chosen)
+    gap = sum(rounded.subtract(chosen, other).values())
     # Not of the rounded steps: the row of the best plan says the same share, of 43.2 ms in 515.2 and not of 43 in 515.
     own_s, other_s = (sum(parts[n].values()) for n in (chosen, other))
     share = units.percent(abs(own_s / other_s - 1))
     time = f"{share} {'less' if gap > 0 else 'more'} than" if gap else "as long as"
-    tie = ", within the doubt" if words.is_tie(plan, plans[other]) else ""
+    # What cannot run is no tie of a plan, however long its step would be.
+    tie = ", within the doubt" if plans[other].fits and words.is_tie(plan, plans[other]) else ""
     last_figure, _, unit = causes.rpartition(" ")  # which no line begins with
     return f"{name} takes {time} {against}{tie}: {last_figure}\N{NO-BREAK SPACE}{unit}."

@@ -19,7 +19,7 @@ from planner_core.core.plan.pipeline import Pipeline
 from planner_core.core.workload.workload import Workload
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """A complete layout of one model on one mesh at one workload.
 
@@ -49,6 +49,14 @@ class Plan:
     # A plan file does not hold it, as the kinds of notes.
     role: PlanRole = field(default=PlanRole.OTHER, compare=False)
     bound: float | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        """Name the plan, its mesh, step and memory; its fields fill pages."""
+        stages = f"{self.pipeline_axis.ranks} pipeline ranks of " if self.pipeline else ""
+        step_ms, gib = 1e3 * self.cost.step_time_s, self.cost.memory_bytes["peak"] / 2**30
+        fits = "fits" if self.fits else "does not fit"
+        step = f"{step_ms:.4g} ms a step, {gib:.1f} GiB a GPU, {fits}"
+        return f"<Plan {self.name!r}: {stages}{self.mesh}, {step}; see .cost, .blocks, .notes>"
 
     @property
     def preference(self) -> tuple[bool, float]:

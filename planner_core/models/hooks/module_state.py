@@ -33,10 +33,10 @@ _WITHOUT_PARTS = frozenset(
 )
 """Types of values in which nothing is looked for. A function or a file is compared by identity."""
 _TOOLS = (
-    *("logging", "threading", "weakref", "pathlib", "lightning", "pytorch_lightning"),
-    *("torch.optim", "torch.distributed", "torch.utils", "torch.fx"),
+    *("logging.", "threading.", "weakref.", "pathlib.", "lightning.", "pytorch_lightning."),
+    *("torch.optim.", "torch.distributed.", "torch.utils.", "torch.fx."),
 )
-"""Packages of objects that change as a loop uses them, or are large (graphs). They are compared by identity."""
+"""Packages of objects that change as a loop uses them, or are large (graphs), each with a dot. They are compared by identity."""
 _MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"} | {
     "_flat_weights",
     "_flat_weight_refs",
@@ -209,7 +209,7 @@ def _list_sources(name: str, value: Any) -> Iterator[tuple[str, Any, type | None
     """Yield what holds the values of a value: its name, a container or a class, and the class of the object whose attributes it has."""
     is_class = isinstance(value, type)
     kind = value if is_class else type(value)
-    if isinstance(value, ModuleType) or (kind.__module__.startswith(_TOOLS) and not isinstance(value, nn.Module)):
+    if isinstance(value, ModuleType) or (f"{kind.__module__}.".startswith(_TOOLS) and not isinstance(value, nn.Module)):
         return
     if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
         yield name, value, None

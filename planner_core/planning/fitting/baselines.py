@@ -119,7 +119,8 @@ def plan_stated_layout(
         planner = prepare_planner(stated, graph, say, planner.effort, planner)
     planner = with_recompute(planner, "none" if request.recompute == "auto" else request.recompute)
     plan = planner.stated(layout)
-    plan = replace(plan, notes=(*plan.notes, *note_memory(plan, planner)))
+    unfit = () if plan.fits else (Note("does not fit: its step is that of a GPU with more memory"),)
+    plan = replace(plan, notes=(*unfit, *plan.notes, *note_memory(plan, planner)))
     left_open = [named("micro_batch")] if (request.accumulate, request.micro_batch) == (None, None) else []
     left_open += [named("recompute")] if request.recompute == "auto" else []
     if not left_open:
@@ -411,12 +412,11 @@ def _explain_missing_split(planner: Planner) -> str:
     request, gpus = replace(planner.request, tool=None), planner.cluster.num_gpus
     numbers = sorted({m.axis_sizes[-1] for m in candidate_meshes(request, planner.cluster) if m.axis_sizes[-1] > 1})
     layouts = [parse_layout(f"dp={gpus // ranks},tp={ranks}") for ranks in numbers]
-    dealt = (layout for layout in layouts if planner.workload.graph_batch % layout.data == 0)
-    layout = next(dealt, None) or next(iter(layouts), None)
-    if layout is None:
+    if not layouts:
         return ""
+    layout = next((one for one in layouts if planner.workload.graph_batch % one.data == 0), layouts[0])
     if faults := operator_faults(planner.graph, layout):
-        return f"; {faults[0].reason}"
+        return Sentence("; ", faults[0].reason)
     with suppress(PlannerError):  # the network of a wide mesh may be too large to look at
         problem = planner.of_space(layout.space())
         return f"; {undecided_fault(problem, layout)}" if problem.is_infeasible else ""

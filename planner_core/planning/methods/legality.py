@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner_core.core import Block, Graph, Op, Plan
+from planner_core.core import Block, Graph, Op, Plan, Sentence, Term
 from planner_core.ops import DISPATCH, Kind, operator, rows
 from planner_core.planning.methods.layout import CP_TYPES, Layout
 from planner_core.planning.methods.tp_layout import split_site
@@ -129,7 +129,9 @@ def _uneven_heads(block: Block, op: Op, by_heads: dict[str, int]) -> Iterator[Fa
         # Operands of attention end in heads, tokens and the size of a head; without a dim of heads there is one.
         heads = shape[-3] if len(shape) > 3 else 1
         if heads % ranks:
-            yield Fault(f"{heads} {what} cannot be dealt to {' x '.join(words)} ranks", f"give a divisor of {heads}")
+            dealt_to = Term("layout", "", ",".join(words), " x ".join(words))
+            reason = Sentence(f"{heads} {what} cannot be dealt to ", dealt_to, " ranks")
+            yield Fault(reason, f"give a divisor of {heads}")
 
 
 def _context_faults(block: Block, op: Op, layout: Layout) -> Iterator[Fault]:
