@@ -1,4 +1,4 @@
-"""Check a user's JSON against a published JSON Schema (`assets/*.schema.json`) before it is read.
+"""Read a user's file, and check its JSON against a published JSON Schema (`assets/*.schema.json`).
 
     wrong_field(data, "cluster", "cluster file c.json")
         -> "cluster file c.json: levels[0].size is 0, but must be a whole number from 1 to 100000"
@@ -17,9 +17,11 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from planner_core.core.files import ASSETS
+from planner_core.core.errors import InputError
+from planner_core.core.files import ASSETS, is_file, is_folder, path_exists
 
 MAX_MESSAGE_END = 100
 """Characters at each end of the validator's own message that are shown."""
@@ -29,6 +31,38 @@ MIN_SIMILARITY = 0.5
 """One name may be meant by another with this share of letters alike, as "seq" by "sequence"; "nf4" is not meant by "config"."""
 MAX_LISTED_NAMES = 12
 """A sentence lists at most this many names, where it does not say another number."""
+
+
+def read_text(path: str | Path, where: str, most_bytes: int, advice: str) -> str:
+    """Return the text of a user's file in UTF-8 or UTF-16.
+
+    `where`: the file as messages name it. `advice`: what to do instead, the end of a message. Raises InputError."""
+    file, problem = Path(path), ""
+    try:
+        if not path_exists(file):
+            problem = f"cannot be read (there is no file {shorten_value(str(path))})"
+        elif not is_file(file):
+            problem = f"cannot be read (it is {'a folder' if is_folder(file) else 'not a regular file'})"
+        # Before it is read: a wrong path may name a checkpoint of many GB.
+        elif file.stat().st_size > most_bytes:
+            problem = f"has {file.stat().st_size} bytes; at most {most_bytes} are read"
+        else:
+            content = file.read_bytes()
+            return content.decode(json.detect_encoding(content))
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    except UnicodeDecodeError:
+        problem = "is not text"
+    raise InputError(f"{where} {problem}; {advice}")
+
+
+def read_json(path: str | Path, where: str, most_bytes: int, advice: str) -> Any:
+    """Return the plain data of a user's JSON file. The arguments are those of `read_text`. Raises InputError."""
+    try:
+        return json.loads(read_text(path, where, most_bytes, advice))
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)[:100]
+        raise InputError(f"{where} is not JSON ({why}); {advice}") from None
 
 
 def first_schema_fault(

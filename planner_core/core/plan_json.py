@@ -10,8 +10,8 @@ from typing import Any
 
 from planner_core.core.cluster.cluster import Cluster
 from planner_core.core.errors import InputError
-from planner_core.core.files import is_file, path_exists, write_file
-from planner_core.core.forms import MAX_MESSAGE_END, first_schema_fault
+from planner_core.core.files import write_file
+from planner_core.core.forms import MAX_MESSAGE_END, first_schema_fault, read_json, shorten_value
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import (
     CollectiveKind,
@@ -155,22 +155,8 @@ def load_plan(path: str | Path) -> Plan:
         >>> shardscope.load_plan("plan.json").mesh.axis_sizes
         (8,)
     """
-    file = Path(path)
-    if path_exists(file) and not is_file(file):
-        raise InputError(f"cannot read {path}: it is not a regular file")
-    try:
-        # Before it is read: a wrong path may name a checkpoint of many GB.
-        if file.stat().st_size > LARGEST_FILE_BYTES:
-            raise InputError(
-                f"{path} is larger than {LARGEST_FILE_BYTES // 10**6} MB, the largest plan file that is read"
-            )
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        first = "; make a plan of it first, with `plan MODEL -o FILE`" if ".py:" in str(path) else ""
-        raise InputError(f"cannot read {path}: {error.strerror}{first}") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"{path} is not JSON; make a plan with `plan MODEL -o FILE`") from None
-    return plan_from_json(data)
+    where = f"plan file {shorten_value(Path(path).name)}"
+    return plan_from_json(read_json(path, where, LARGEST_FILE_BYTES, "make a plan with `plan MODEL -o FILE`"))
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:

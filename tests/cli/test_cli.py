@@ -89,7 +89,7 @@ NONSENSE: dict[str, tuple[bytes, str]] = {
     "packed.json": (gzip.compress(b"{}"), "is not text; give a Hugging Face config.json"),
     "lists.json": (
         b'{"model_type": "llama", "x": ' + b"[" * 10**5 + b"]" * 10**5 + b"}",
-        "nested more than 100 levels deep",
+        "is not JSON (it is nested too deep); give a Hugging Face config.json",
     ),
     "objects.json": (
         b'{"model_type": "llama", "x": ' + b'{"a":' * 300 + b"1" + b"}" * 300 + b"}",
@@ -136,7 +136,7 @@ LONG = "x" * 5000
         (f"plan gpt2-xl --cluster {LONG}", "no cluster is called"),
         ("plan gpt2-xl --cluster /dev/zero", "not a regular file"),
         ("verify {pipe} --rules", "is not a regular file"),
-        (f"verify {LONG} --rules", "cannot read"),
+        (f"verify {LONG} --rules", "cannot be read"),
         (f"plan gpt2-xl --mesh {LONG}", "mesh 'xxx"),
         ("plan gpt2-xl --zero 4", "--zero 4 is not one of auto, 0, 1, 2, 3"),
         (f"plan gpt2-xl --batch {LONG}", "invalid int"),

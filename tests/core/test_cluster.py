@@ -307,7 +307,7 @@ def test_too_many_gpus_are_refused() -> None:
     ("content", "message"),
     [
         (b"{", "c.json is not JSON"),
-        (b"\xff\xfe\x00", "c.json is not JSON"),
+        (b"\xff\xfe\x00", "c.json is not text"),
         (b"[" * 100_000, "c.json is not JSON"),
         (b"", "c.json is not JSON"),
         (b"[1]", "is [1], but must be an object"),
@@ -330,9 +330,9 @@ def test_unknown_names_suggest_the_nearest(tmp_path: Path) -> None:
         load_cluster("2x8-h10")
     with pytest.raises(InputError, match="there are 1x4-a100-pcie, 1x8-h100"):
         load_cluster("???")
-    with pytest.raises(InputError, match=r"none.json cannot be read \(No such file"):
+    with pytest.raises(InputError, match=r"none.json cannot be read \(there is no file"):
         load_cluster(tmp_path / "none.json")
-    with pytest.raises(InputError, match=r"cannot be read \(Is a directory"):
+    with pytest.raises(InputError, match=r"cannot be read \(it is a folder"):
         load_cluster(str(tmp_path) + "/")
 
 

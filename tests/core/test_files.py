@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planner_core.core import InputError, write_file
+from planner_core.core import InputError, read_json, read_text, write_file
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
@@ -55,3 +55,30 @@ def test_a_folder_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot write"):
         write_file(tmp_path / "no" / "plan.json", "new")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none", None, "cannot be read (there is no file "),
+        ("", None, "cannot be read (it is a folder)"),
+        ("large", b"[" + b" " * 100 + b"]", "has 102 bytes; at most 100 are read"),
+        ("packed", b"\x1f\x8b\x08\x00", "is not text"),
+        ("open", b"[", "is not JSON (Expecting value"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_in_one_form(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError) as refused:
+        read_json(path, "the file", 100, "give another")
+    assert str(refused.value).startswith(f"the file {message}") and str(refused.value).endswith("; give another")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_text_is_read_in_the_encodings_of_editors(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.yaml").write_text("lr: 1  # é", encoding=encoding)
+    assert read_text(tmp_path / "a.yaml", "a", 100, "") == "lr: 1  # é"

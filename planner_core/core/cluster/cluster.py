@@ -9,7 +9,6 @@ file is checked against `assets/cluster.schema.json` and `assets/gpu.schema.json
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import operator
 import re
@@ -21,8 +20,8 @@ from typing import Any
 
 from planner_core.core.cluster.gpu import Gpu, gpu_from_json, gpu_names
 from planner_core.core.errors import InputError
-from planner_core.core.files import ASSETS, is_file, is_folder, path_exists
-from planner_core.core.forms import first_schema_fault, list_names, shorten_value, suggest_names
+from planner_core.core.files import ASSETS, is_file
+from planner_core.core.forms import first_schema_fault, list_names, read_json, shorten_value, suggest_names
 
 SCHEMA = "shardscope.cluster/1"
 MAX_GPUS = 100_000
@@ -380,24 +379,8 @@ def _parse_change(key: str, text: str, where: str) -> float:
 
 
 def _read_json(path: Path) -> Any:
-    if path_exists(path) and not (is_file(path) or is_folder(path)):
-        raise InputError(
-            f"{path} cannot be read (it is not a regular file); {suggest_names(path.stem, cluster_names())}"
-        )
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InputError(
-                f"{path.name} has {path.stat().st_size} bytes; a cluster file has at most {MAX_FILE_BYTES}"
-            )
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}); {suggest_names(path.stem, cluster_names())}"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path.name} is not JSON ({str(error)[:100]}); mend it, or start from {ASSETS / 'clusters'}"
-        ) from None
+    advice = f"give a cluster by name ({list_names(cluster_names())}), or a file of the form of those in {ASSETS / 'clusters'}"
+    return read_json(path, path.name, MAX_FILE_BYTES, advice)
 
 
 def _level_from_json(data: Mapping[str, Any], index: int, inside: bool, gpu: Gpu, where: str) -> Level:

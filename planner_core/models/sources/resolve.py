@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import json
 import re
 import sys
 import traceback
@@ -19,7 +18,16 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError, InputError, NeedsValues, is_file, named, shorten_error, shorten_value
+from planner_core.core import (
+    CaptureError,
+    InputError,
+    NeedsValues,
+    is_file,
+    named,
+    read_json,
+    shorten_error,
+    shorten_value,
+)
 from planner_core.models.capture.checks.refusals import check_module
 from planner_core.models.capture.checks.refusals import format_line as line_of
 from planner_core.models.capture.module import to_meta
@@ -79,28 +87,15 @@ def resolve(
     if ".py:" in source or source.endswith(".pt2"):
         return python_source(source)
     path, file = Path(source), config_file(source)
-    data = read_json(file)
+    data = read_config(file)
     name = path.name if path.is_dir() else (file.parent.name or file.stem) if file.name == "config.json" else file.stem
     return _config_source(name, str(source), data, batch, seq, dtype, layers)
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_config(file: Path) -> dict[str, Any]:
     """Read a config file in UTF-8 or UTF-16 as plain data. Raises InputError."""
-    if not is_file(file):
-        raise InputError(f"{file} is not a regular file; give a Hugging Face config.json")
-    try:
-        if file.stat().st_size > MAX_CONFIG_BYTES:
-            raise InputError(f"{file} has {file.stat().st_size} bytes; a config.json has at most {MAX_CONFIG_BYTES}")
-        data = json.loads(file.read_bytes())
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}; give a Hugging Face config.json") from None
-    except RecursionError:
-        raise _too_deep(file) from None
-    except UnicodeDecodeError:
-        raise InputError(f"{file} is not text; give a Hugging Face config.json") from None
-    except ValueError as error:
-        wanted = f"name its function, {file}:build" if file.suffix == ".py" else "give a Hugging Face config.json"
-        raise InputError(f"{file} is not JSON ({error}); {wanted}") from None
+    advice = f"name its function, {file}:build" if file.suffix == ".py" else "give a Hugging Face config.json"
+    data = read_json(file, str(file), MAX_CONFIG_BYTES, advice)
     if not isinstance(data, dict):
         raise InputError(f"{file} holds a {type(data).__name__}, not an object with a model_type")
     level: list[Any] = [data]
@@ -108,11 +103,7 @@ def read_json(file: Path) -> dict[str, Any]:
         level = [v for x in level for v in (x.values() if isinstance(x, dict) else x) if isinstance(v, (dict, list))]
         if not level:
             return data
-    raise _too_deep(file)
-
-
-def _too_deep(file: Path) -> InputError:
-    return InputError(f"{file} is nested more than {MAX_NESTING} levels deep, which no config.json is")
+    raise InputError(f"{file} is nested more than {MAX_NESTING} levels deep, which no config.json is")
 
 
 def _config_source(

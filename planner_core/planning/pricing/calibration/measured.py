@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from planner_core.core import OPTIONS, CollectiveKind, InputError, is_file, shorten_value, suggest_names
+from planner_core.core import OPTIONS, CollectiveKind, InputError, read_json, read_text, shorten_value, suggest_names
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing.statement import STATED_OPTIONS, Statement
 
@@ -112,16 +111,14 @@ def parse_machine(data: Any, where: str) -> Machine:
 
 def read_machine(path: str | Path) -> Machine:
     """Read the file that `torchrun measure.py FILE` wrote. Raises InputError."""
-    where, text = _read_text(path)
-    try:
-        return parse_machine(json.loads(text), where)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where} is not JSON ({str(error)[:80]})") from None
+    where = _name_file(path)
+    return parse_machine(read_json(path, where, MAX_BYTES, "give the file that measure.py wrote"), where)
 
 
 def read_nccl_tests(path: str | Path) -> list[Collective]:
     """Read the output of one or more programs of nccl-tests, one after the other. Raises InputError."""
-    where, text = _read_text(path)
+    where = _name_file(path)
+    text = read_text(path, where, MAX_BYTES, "give what all_reduce_perf prints")
     # Each program prints its parameters (nThread ...) first, so there one test ends and the next begins.
     starts = [m.start() for m in re.finditer(r"(?m)^#\s*nThread", text)] or [0]
     collectives: list[Collective] = []
@@ -159,7 +156,8 @@ def _parse_test(where: str, text: str) -> list[Collective]:
 
 def read_products(path: str | Path) -> list[Product]:
     """Read a CSV of products: columns m, n, k, a time (see TIMES), and dtype unless all are bfloat16. Raises InputError."""
-    where, text = _read_text(path)
+    where = _name_file(path)
+    text = read_text(path, where, MAX_BYTES, "give CSV with a row for each product")
     rows = list(csv.DictReader(text.splitlines()))
     names = {str(name).strip().lower(): name for name in (rows[0] if rows else {})}
     time = next((t for t in TIME_COLUMNS if t in names), None)
@@ -195,11 +193,8 @@ def _parse_product(where: str, line: int, row: Mapping[str, str], names: Mapping
 
 def read_step(path: str | Path) -> MeasuredStep:
     """Read one measured step from JSON: `model`, `cluster`, `layout`, `tokens_per_s_per_gpu`, and the options of `price`."""
-    where, text = _read_text(path)
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where} is not JSON ({str(error)[:80]}); give an object such as {EXAMPLE_STEP}") from None
+    where = _name_file(path)
+    data = read_json(path, where, MAX_BYTES, f"give an object such as {EXAMPLE_STEP}")
     if not isinstance(data, dict):
         raise InputError(f"{where} is {shorten_value(data)}, but must be an object such as {EXAMPLE_STEP}")
     for name in REQUIRED:
@@ -240,14 +235,6 @@ def _parse_options(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     return options
 
 
-def _read_text(path: str | Path) -> tuple[str, str]:
-    """(the name of the file in messages, its text)."""
-    where = f"measurements {Path(path).name}"
-    if not is_file(path):
-        raise InputError(f"{where}: there is no file {shorten_value(str(path))}; give the path of an existing file")
-    try:
-        if Path(path).stat().st_size > MAX_BYTES:
-            raise InputError(f"{where} has {Path(path).stat().st_size} bytes; at most {MAX_BYTES} are read")
-        return where, Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{where} cannot be read ({error})") from None
+def _name_file(path: str | Path) -> str:
+    """Return the file as messages name it."""
+    return f"measurements {Path(path).name}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.core import InputError, is_file, list_names, named, shorten_value
+from planner_core.core import read_text as read_file_text
 from planner_core.planning.pricing.configs.fields import Fields, Setup
 from planner_core.planning.pricing.configs.neutral import GENERAL_OPTIONS
 from planner_core.planning.pricing.configs.python_text import read_function
@@ -72,7 +73,8 @@ def read_setup(path: str | Path, num_gpus: int) -> Setup:
         name, _, function = name.rpartition(":")
     file = Path(name)
     where = f"config {file.name}"
-    return read_text(_read_text(file, where), where, num_gpus, file, function)
+    text = read_file_text(file, where, MAX_BYTES, f"give a file of {TOOLS}")
+    return read_text(text, where, num_gpus, file, function)
 
 
 def read_text(text: str, where: str, num_gpus: int, file: Path, function: str | None = None) -> Setup:
@@ -147,7 +149,8 @@ def _read_mapping(data: Mapping[str, Any], where: str, num_gpus: int, folder: Pa
                 f"{where}: {field} names {shorten_value(path)}, which is neither beside it nor in a folder above; put it there, or give "
                 "that file itself"
             )
-        return _parse_text(_read_text(file, where), "JSON", f"{where}'s {file.name}")
+        text = read_file_text(file, where, MAX_BYTES, "give that file itself")
+        return _parse_text(text, "JSON", f"{where}'s {file.name}")
 
     for tool, recognises, read in READERS:
         if recognises(data):
@@ -171,17 +174,6 @@ def _unknown_tool(data: Mapping[str, Any], where: str) -> InputError:
         f"{TOOLS}, or ",
         named("layout"),
     )
-
-
-def _read_text(path: Path, where: str) -> str:
-    if not is_file(path):
-        raise InputError(f"{where}: there is no file {shorten_value(str(path))}; give a file of {TOOLS}")
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{where} has {path.stat().st_size} bytes; a settings file has at most {MAX_BYTES}")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{where} cannot be read ({error}); give a file of {TOOLS}") from None
 
 
 def _load_yaml(text: str) -> Any:
