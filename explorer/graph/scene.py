@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from explorer.graph.layered import Box, layout_graph, text_width
 from explorer.text import units
@@ -21,6 +21,7 @@ from planner_core.cost.compute import op_work
 from planner_core.ops import CoarseBlock, CoarseGraph, Group, Kind, is_heavy, operator, rows
 from planner_core.search.network import Run, find_runs
 
+NodeKind: TypeAlias = Literal["weight", "attention", "norm", "join", "loss", "op", "port", "block"]
 NODE_HEIGHT = 34.0
 PORT_HEIGHT = 16.0
 MAX_NAME_LENGTH = 24
@@ -30,7 +31,7 @@ IN, OUT = "in", "out"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One box. `kind` is weight, attention, norm, join, loss, op, port or block; numbers are of one copy, whole tensors.
+    """One box. Numbers are of one copy, whole tensors.
 
     `weights` are (name in the block, meta); `call` is the index of the run in `Scene.runs` for kind "block".
     """
@@ -38,7 +39,7 @@ class Node:
     id: str
     name: str
     sub: str
-    kind: str
+    kind: NodeKind
     module: str = ""
     ops: tuple[Op, ...] = ()
     weights: tuple[tuple[str, TensorMeta], ...] = ()
@@ -278,7 +279,7 @@ def _name_and_subtitle(lead: Op, has_weight: bool, out: TensorMeta) -> tuple[str
     return (module, f"{verb} · {size}") if has_weight and module else (verb, size)
 
 
-def _node_kind(lead: Op, has_weight: bool, num_matrices: int, num_inputs: int) -> str:
+def _node_kind(lead: Op, has_weight: bool, num_matrices: int, num_inputs: int) -> NodeKind:
     kind = operator(lead.fn).kind
     if kind is Kind.ATTENTION:
         return "attention"

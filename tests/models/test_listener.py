@@ -32,7 +32,7 @@ class Events(PassListener):
         self.found: list[tuple[Any, ...]] = []
 
     def before_call(self, kind: CallKind, call: FunctionCall, scope: Scope) -> None:
-        self.found.append(("before", kind.value, call.name, scope.path, [self.values.find(t) for t in call.operands]))
+        self.found.append(("before", kind, call.name, scope.path, [self.values.find(t) for t in call.operands]))
 
     def after_constant(self, call: FunctionCall, out: Any) -> None:
         self.found.append(("constant", call.name))

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from planner_core.core import Plan, plan_to_json
 from planner_core.models.hooks import preserve_version
 from planner_core.runtime.mismatch import PlanMismatch
-from planner_core.runtime.program.collectives import Axis, AxisMove, move
+from planner_core.runtime.program.collectives import Axis, AxisMove, MoveKind, move
 from planner_core.runtime.program.operators.attention import causal_attention
 from planner_core.runtime.program.operators.chunks import chunked
 from planner_core.runtime.program.operators.dropout import attention, dropout, masked
@@ -135,7 +135,7 @@ def write(buffer: torch.Tensor, value: torch.Tensor) -> None:
         buffer.copy_(value)
 
 
-def _move_constructor(kind: str) -> Callable[..., AxisMove]:
+def _move_constructor(kind: MoveKind) -> Callable[..., AxisMove]:
     """Return a function that makes a move of one kind: `all_gather(TENSOR, 1)`, `all_to_all(TENSOR, 1, 2)`."""
 
     def make(axis: Axis, *dims: int) -> AxisMove:
@@ -149,7 +149,6 @@ def _move_constructor(kind: str) -> Callable[..., AxisMove]:
     return make
 
 
-all_gather, all_reduce, reduce_scatter, all_to_all = map(
-    _move_constructor, ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
-)
-pad, divide, shard = map(_move_constructor, ("pad", "divide", "slice"))
+all_gather, all_reduce = _move_constructor("all_gather"), _move_constructor("all_reduce")
+reduce_scatter, all_to_all = _move_constructor("reduce_scatter"), _move_constructor("all_to_all")
+pad, divide, shard = _move_constructor("pad"), _move_constructor("divide"), _move_constructor("slice")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
@@ -24,6 +24,7 @@ PARAMETER, INPUT, BUFFER, LITERAL, CONSTANT, COMPUTED = (
     "computed",
 )
 """Kinds of tensors. `constant`: computed, but not from a parameter. `literal`: a tensor that the model's code holds."""
+TapeCallKind: TypeAlias = Literal["op", "constant", "dropout", "guard"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class TapeCall:
     to the result. `line`: the place of that line. `scope`: the module call.
     """
 
-    kind: str
+    kind: TapeCallKind
     fn: str
     func: Callable[..., Any]
     args: tuple[Any, ...]

@@ -35,6 +35,7 @@ from planner_core.runtime.record.tape import (
     Ref,
     Tape,
     TapeCall,
+    TapeCallKind,
     TapeTensor,
     map_leaves,
 )
@@ -170,16 +171,16 @@ class TapeWriter(PassListener):
         """Note a call with its operands: one in place gives its operand a new number, and the tape must name the old one."""
         fn, args, kwargs = call.name, call.args, call.kwargs
         answer = None
-        if kind is CallKind.CONSTANT:
+        if kind == "constant":
             if writes_in_place(fn) and call.operands and storage_id(call.operands[0]) in self._shared:
                 line = running_statement()[0].rpartition("/")[2]
                 raise CannotRewrite(
                     f"forward writes in place into an input that shares its memory with another one at {line}; give it a copy"
                 )
             answer = "random" if draws_random_numbers(fn) or draws_dropout_mask(fn, args, kwargs) else None
-        self._place = self._note_call(kind.value, call, scope, answer)
+        self._place = self._note_call(kind, call, scope, answer)
 
-    def _note_call(self, kind: str, call: FunctionCall, scope: Scope, answer: Any) -> _CallPlace:
+    def _note_call(self, kind: TapeCallKind, call: FunctionCall, scope: Scope, answer: Any) -> _CallPlace:
         """Note a call with its operands, and where it stands."""
         line, names = running_statement()
         inputs = tuple(self._number_operand(t) for t in call.operands)

@@ -8,23 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 
 from planner_core.models.capture.recording import Record, Scope
 
-
-class CallKind(Enum):
-    """What a recorder does with a call."""
-
-    OPERATOR = "op"
-    """An operand is a parameter or computed from one: the call is an operator of the graph."""
-    CONSTANT = "constant"
-    """It makes a constant, which the graph does not hold."""
-    DROPOUT = "dropout"
-    """It draws a mask of dropout, and the listener `draws_masks`."""
+CallKind: TypeAlias = Literal["op", "constant", "dropout"]
+"""What a recorder does with a call. "op": an operand is a parameter or computed from one, so the call is an operator of the graph.
+"constant": it makes a constant, which the graph does not hold. "dropout": it draws a mask of dropout, and the listener `draws_masks`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from planner_core.models.capture.constants import (
 from planner_core.models.capture.record.checkpoints import name_checkpoint_parts
 from planner_core.models.capture.record.fused_kernels import OpaqueFunctions, attend_on_meta, saved_by_kernel
 from planner_core.models.capture.record.graph_writer import GraphWriter
-from planner_core.models.capture.record.listener import CallKind, FunctionCall, PassListener
+from planner_core.models.capture.record.listener import FunctionCall, PassListener
 from planner_core.models.capture.recording import Record, Recording, Scope
 from planner_core.models.capture.replay import Replayer
 from planner_core.models.capture.values import BEFORE_PASS, ValueTable
@@ -221,7 +221,7 @@ class Recorder(TorchFunctionMode):
     # --- constants ----------------------------------------------------------------------------------
 
     def _run_constant(self, call: FunctionCall) -> Any:
-        self.listener.before_call(CallKind.CONSTANT, call, self.graph.scope)
+        self.listener.before_call("constant", call, self.graph.scope)
         fn, operands, values = call.name, call.operands, self.values
         if writes_in_place(fn) and operands:
             self._check_constant_write(call)
@@ -254,7 +254,7 @@ class Recorder(TorchFunctionMode):
             self.replayer.note_write(target, self.values.birth_of(target))
 
     def _run_dropout(self, call: FunctionCall) -> Any:
-        self.listener.before_call(CallKind.DROPOUT, call, self.graph.scope)
+        self.listener.before_call("dropout", call, self.graph.scope)
         out = call.func(*call.args, **call.kwargs)
         self.listener.after_dropout(call, self.values.add_computed(out))
         return out
@@ -263,7 +263,7 @@ class Recorder(TorchFunctionMode):
 
     def _run_operator(self, call: FunctionCall) -> Any:
         """Run a call on meta, and record it."""
-        self.listener.before_call(CallKind.OPERATOR, call, self.graph.scope)
+        self.listener.before_call("op", call, self.graph.scope)
         fn, args, kwargs, operands = call.name, call.args, dict(call.kwargs), call.operands
         refusals.check_lookup(call.module, fn, args, kwargs)
         # Numbered before the call: one in place binds its target to a new value (`rebind`), and the record must read the old one.

@@ -17,5 +17,5 @@ from planner_core.runtime.program.collectives.dim_parts import (
     uneven_length,
 )
 from planner_core.runtime.program.collectives.launches import coalesced_launch
-from planner_core.runtime.program.collectives.moves import AxisMove, apply_moves, move, require_dim, step_kind
+from planner_core.runtime.program.collectives.moves import AxisMove, MoveKind, apply_moves, move, require_dim, step_kind
 from planner_core.runtime.program.collectives.torch_names import check_torch

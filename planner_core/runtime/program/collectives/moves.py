@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 
-from planner_core.core import Shard, Step
+from planner_core.core import CollectiveKind, Shard, Step
 from planner_core.runtime.program.collectives.axis import Axis
 from planner_core.runtime.program.collectives.dim_parts import NO_SEGMENTS, Segments
+
+MoveKind: TypeAlias = CollectiveKind | Literal["slice", "pad", "divide"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class AxisMove:
     (`kind` says which)."""
 
     axis: Axis
-    kind: str
+    kind: MoveKind
     src: int | None = None
     dst: int | None = None
 
@@ -50,7 +52,7 @@ class AxisMove:
         return self.kind not in ("slice", "pad", "divide")
 
 
-def step_kind(step: Step) -> str:
+def step_kind(step: Step) -> MoveKind:
     """Return the kind of move of a plan's step: its collective, or what a rank does alone."""
     if isinstance(step.dst, Shard):
         return step.collective or "slice"
