@@ -99,9 +99,9 @@ def _sees_all_samples(report: shardscope.Result, plan: shardscope.Plan) -> bool:
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.slow(only=("flip", "cumsum", "sort", "halves"))
-def test_every_plan_sees_all_samples(how: str, tmp_path: Path) -> None:
+def test_every_plan_sees_all_samples(how: str) -> None:
     batches = [_batch(seed) for seed in range(3)]
-    report = check_plans_train_alike(partial(_made, how), batches, tmp_path, chosen=_sees_all_samples)
+    report = check_plans_train_alike(partial(_made, how), batches, chosen=_sees_all_samples)
     assert sum(_sees_all_samples(report, plan) for plan in report.plans) >= 3
 
 

@@ -96,8 +96,8 @@ def _warm(kind: type[Rotary]) -> Rotary:
 
 
 @pytest.mark.parametrize("kind", [OfBuffer, AsBuffer, Written])
-def test_a_cache_runs_as_generated_code(kind: type[Rotary], tmp_path: Path) -> None:
-    check_plans_train_alike(partial(_warm, kind), [_inputs()] * 3, tmp_path)
+def test_a_cache_runs_as_generated_code(kind: type[Rotary]) -> None:
+    check_plans_train_alike(partial(_warm, kind), [_inputs()] * 3)
 
 
 def test_a_first_call_with_other_operations_is_refused_with_what_helps() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -107,10 +106,10 @@ def _made(kind: str) -> nn.Module:
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.slow(only=("shared, in halves",))
-def test_every_plan_trains_as_one_process_does(kind: str, tmp_path: Path) -> None:
+def test_every_plan_trains_as_one_process_does(kind: str) -> None:
     drawn = torch.Generator().manual_seed(1)
     batch = torch.randn(8, WIDTH, generator=drawn), torch.randint(0, KINDS, (8,), generator=drawn)
-    report = check_plans_train_alike(partial(_made, kind), [batch] * 2, tmp_path)
+    report = check_plans_train_alike(partial(_made, kind), [batch] * 2)
     assert any(not p.data_axes for p in report.plans), "no plan splits features"
     assert any(p.name == "Megatron-LM" for p in report.plans)
     assert max(report.graph.num_repeats.values(), default=0) == MODELS[kind][1]

@@ -107,8 +107,8 @@ class AssignsByOperators(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [Codebook, Anneals, WritesWhatItIsGiven, AssignsByOperators])
-def test_a_buffer_has_the_values_that_it_had_when_it_was_read(kind: type[nn.Module], tmp_path: Path) -> None:
-    check_plans_train_alike(kind, [_given(seed) for seed in range(3)], tmp_path)
+def test_a_buffer_has_the_values_that_it_had_when_it_was_read(kind: type[nn.Module]) -> None:
+    check_plans_train_alike(kind, [_given(seed) for seed in range(3)])
 
 
 class Doubles(nn.Module):

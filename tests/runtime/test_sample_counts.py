@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -27,8 +25,8 @@ class Counts(nn.Module):
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["the whole batch", "its own samples"])
-def test_a_rank_trains_as_one_process_does_given(own: bool, tmp_path: Path) -> None:
+def test_a_rank_trains_as_one_process_does_given(own: bool) -> None:
     torch.manual_seed(1)
     batches = [(torch.randn(8, 16), torch.randn(8, 16)) for _ in range(2)]
-    report = check_plans_train_alike(Counts, batches, tmp_path, own_samples=own)
+    report = check_plans_train_alike(Counts, batches, own_samples=own)
     assert sum(bool(plan.data_axes) for plan in report.plans) >= 2

@@ -148,9 +148,9 @@ LOSSES = {LossBesideLogits: itemgetter(1), ActorAndCritic: actor_and_critic_loss
 
 
 @pytest.mark.parametrize("kind", [LossBesideLogits, ActorAndCritic, WeightsInLists, Synced, Closed])
-def test_every_plan_trains_as_one_process_does(kind: type[nn.Module], tmp_path: Path) -> None:
+def test_every_plan_trains_as_one_process_does(kind: type[nn.Module]) -> None:
     batches = [_batch(step)[: 1 if kind is ActorAndCritic else 2] for step in range(3)]
-    report = check_plans_train_alike(partial(_made, kind), batches, tmp_path, loss_of=LOSSES.get(kind, first_result))
+    report = check_plans_train_alike(partial(_made, kind), batches, loss_of=LOSSES.get(kind, first_result))
     assert kind is Closed or any(p.name == "Megatron-LM" for p in report.plans)
 
 

@@ -124,12 +124,12 @@ class Gated(nn.Module):
         return self.head(hidden).square().mean()  # type: ignore[no-any-return]
 
 
-def test_what_gets_none_from_a_backward_is_not_decayed(tmp_path: Path) -> None:
+def test_what_gets_none_from_a_backward_is_not_decayed() -> None:
     """A gradient of zeros would let an optimizer move the weights, which one process leaves as they are."""
     x = torch.randn(8, 32, generator=torch.Generator().manual_seed(1))
     # The update is continuous in the gradient: by the usual eps the rounding of a small one would decide its direction.
     adamw = partial(torch.optim.AdamW, lr=0.01, eps=1e-3, weight_decay=0.5)
-    report = check_plans_train_alike(Gated, [(x,)] * 2, tmp_path, make_optimizer=adamw)
+    report = check_plans_train_alike(Gated, [(x,)] * 2, make_optimizer=adamw)
     (untrained,) = report.graph.assumptions
     assert untrained.startswith("6 parameters (5,248 elements, first up.weight) are used, but the loss does not depend")
     assert len(report.plans) > 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from torch.distributed.tensor import DTensor
 import planner_core as shardscope
 from planner_core.runtime import PlanMismatch
 from tests.support.ranks import run_ranks
-from tests.support.saved_plans import saved_plans
+from tests.support.saved_plans import plan_for_two
 
 Batch = tuple[torch.Tensor, ...]
 SGD: Callable[[Any], torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.1)
@@ -62,7 +61,6 @@ def train(
 def check_plans_train_alike(
     make: Callable[[], nn.Module],
     batches: Sequence[Batch],
-    folder: Path,
     *,
     loss_of: Callable[[Any], torch.Tensor] = first_result,
     make_optimizer: Callable[[Any], torch.optim.Optimizer] = SGD,
@@ -72,18 +70,18 @@ def check_plans_train_alike(
     """Check each chosen plan for two ranks, and return what was planned. `make` and `loss_of` are sent to the ranks.
 
     Each rank gives the whole batch, or with `own_samples` its half of every input, if the plan lets it."""
-    result, files = saved_plans(make(), batches[0], folder)
-    files = [f for f, plan in zip(files, result.plans, strict=True) if chosen(result, plan)]
+    result = plan_for_two(make(), batches[0])
+    plans = [plan for plan in result.plans if chosen(result, plan)]
     alone, training = make(), (batches, loss_of, make_optimizer)
     losses = train(alone, *training)
-    for differences in run_ranks(_differences, 2, (make, files, training, losses, alone.state_dict(), own_samples)):
+    for differences in run_ranks(_differences, 2, (make, plans, training, losses, alone.state_dict(), own_samples)):
         assert differences == []
     return result
 
 
 def _differences(
     make: Callable[[], nn.Module],
-    files: Sequence[str],
+    plans: Sequence[shardscope.Plan],
     training: Any,
     wanted: list[float],
     state: dict[str, Any],
@@ -91,16 +89,16 @@ def _differences(
 ) -> list[str]:
     """Return what under each plan is not as on one process."""
     differences = []
-    for file in files:
-        plan, (batches, *others), name = shardscope.load_plan(file), training, Path(file).name
+    for plan in plans:
+        batches, *others = training
         model, own = shardscope.apply(make(), plan), own_samples and bool(plan.data_axes)
         if own:
             batches = [tuple(x.chunk(2)[dist.get_rank()] for x in batch) for batch in batches]
         losses = train(model, batches, *others, global_batch=not own)
         if losses != pytest.approx(wanted, rel=1e-5):
-            differences.append(f"{name}: losses {losses}, not {wanted}")
+            differences.append(f"{plan.name}: losses {losses}, not {wanted}")
         here = {key: whole(value) for key, value in model.state_dict().items()}
         differences += [
-            f"{name}: {k}" for k, x in state.items() if not torch.allclose(here[k], x, rtol=1e-4, atol=1e-5)
+            f"{plan.name}: {k}" for k, x in state.items() if not torch.allclose(here[k], x, rtol=1e-4, atol=1e-5)
         ]
     return differences
