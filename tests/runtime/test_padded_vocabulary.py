@@ -160,7 +160,7 @@ def save_of_stages(plan: shardscope.Plan, folder: str) -> None:
     assert all(len(v) == OWN for n, v in model.state_dict().items() if n in plan.model.own_shapes)
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_stages_save_the_model_s_own_rows(tied: bool, tmp_path: Path) -> None:
     """Each stage has another padded weight; of a tied one both have a copy."""
     run_ranks(save_of_stages, 2, (padded_plan("pp=2", tied), str(tmp_path / "checkpoint")))

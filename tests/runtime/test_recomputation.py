@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import planner_core as shardscope
 from planner_core.core import RECOMPUTE, Plan
 from planner_core.models import capture_graph
-from planner_core.planning.pipeline import plan_model
+from planner_core.planning.pipeline import PASSES, plan_model
 from planner_core.planning.request import Request
 from planner_core.runtime.library import applied
 from planner_core.verification.numerics import verify_all
@@ -27,14 +28,13 @@ POLICIES = RECOMPUTE[1:]
 TWO = "1x8-h100:gpus=2"
 
 
-def plans(policy: str) -> dict[str, Plan]:
-    options: dict[str, Any] = {"cluster": TWO, "mesh": "2", "recompute": policy}
-    return {p.name: p for p in shardscope.plan(OwnGPT(), inputs=own_model.batch(0), **options).plans}
-
-
-@pytest.fixture(scope="module")
-def made() -> dict[str, dict[str, Plan]]:
-    return {policy: plans(policy) for policy in POLICIES}
+@cache
+def megatron(policy: str) -> Plan:
+    """The plan of two tensor-parallel ranks."""
+    options: dict[str, Any] = {"cluster": TWO, "layout": "tp=2", "recompute": policy, "advise": False}
+    plan = shardscope.price(OwnGPT(), inputs=own_model.batch(0), **options).plan
+    assert plan is not None
+    return plan
 
 
 EVERY = [
@@ -48,18 +48,19 @@ SLOW = [pytest.param(name, EVERY, id=f"{name}-all", marks=pytest.mark.slow) for 
 def test_numbers_and_traffic_are_as_without(name: str, ways: list[tuple[str, str]]) -> None:
     """Loss, every gradient and a step of AdamW against one process; kinds, counts and bytes of collectives as predicted."""
     graph, chosen = capture_graph(tiny_config(name), batch=8, seq=16, dtype="float32"), []
+    baselines = {"baselines": PASSES["baselines"]}
     for policy, layout in ways:
         request = Request(name, cluster=TWO, mesh="2", batch=8, seq=16, dtype="float32", recompute=policy)
-        chosen.append(next(p for p in plan_model(request, graph=graph).plans if p.name == layout))
+        chosen.append(next(p for p in plan_model(request, graph=graph, passes=baselines).plans if p.name == layout))
     for (policy, layout), plan, found in zip(ways, chosen, verify_all(chosen), strict=True):
         assert {b.recompute for label, b in plan.blocks.items() if label} == {policy}
         assert found["ok"], (policy, layout, found["loss"], found["grad"], found["collectives"])
 
 
 @pytest.mark.slow
-def test_what_is_kept_is_not_sent_again(made: dict[str, dict[str, Plan]]) -> None:
+def test_what_is_kept_is_not_sent_again() -> None:
     """Megatron's two sums in a block: behind attention and behind the perceptron, where nothing runs again."""
-    sums = {p: made[p]["Megatron-LM"].cost.collectives()["backward"]["all_reduce"]["count"] for p in POLICIES}
+    sums = {p: megatron(p).cost.collectives()["backward"]["all_reduce"]["count"] for p in POLICIES}
     assert sums["keep-matmuls"] == sums["none"]
     assert sums["full"] == sums["keep-attention"] == sums["none"] + 2, "one in each of two blocks"
 
@@ -106,11 +107,11 @@ def _whole(gradient: Any) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def ran(made: dict[str, dict[str, Plan]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder, files = tmp_path_factory.mktemp("plans"), {}
     for policy in POLICIES:
         files[policy] = str(folder / policy)
-        shardscope.save_plan(made[policy]["Megatron-LM"], files[policy])
+        shardscope.save_plan(megatron(policy), files[policy])
     return dict(run_ranks(_calls, 2, (files,))[0])
 
 
@@ -154,9 +155,9 @@ def _refusals(file: str) -> list[str]:
     return said
 
 
-def test_what_cannot_be_is_refused(made: dict[str, dict[str, Plan]], tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     """What is kept is given to the first backward pass, so that its memory is free at once."""
-    shardscope.save_plan(made["selective"]["Megatron-LM"], tmp_path / "plan")
+    shardscope.save_plan(megatron("selective"), tmp_path / "plan")
     compiled, twice = run_ranks(_refusals, 2, (str(tmp_path / "plan"),))[0]
     assert 'plan with recompute="none" or recompute="full"' in compiled
     assert "without retain_graph" in twice

