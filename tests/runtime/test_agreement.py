@@ -93,7 +93,6 @@ def test_a_buffer_that_is_not_read_may_differ(tmp_path: Path) -> None:
         assert found.pop("") == ""
         for said in found.values():
             assert said.startswith("form is not the same on rank 0 and rank 1")
-            assert "load one state_dict on all ranks" in said
 
 
 def _loaded(net: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:
@@ -136,7 +135,6 @@ def _files(folder: Path) -> tuple[str, str]:
 def test_ranks_that_start_from_something_else_are_refused(tmp_path: Path) -> None:
     for said in run_ranks(_starts, 2, _files(tmp_path)):
         assert said["seeds of weights"].startswith("up.weight is not the same on rank 0 and rank 1")
-        assert "torch.manual_seed" in said["seeds of weights"]
         assert "norm.running_mean" in said["buffers"] and "up.weight" in said["first values"]
         assert (
             said["plans"].startswith("the plan is not the same") and "the seed of dropout" in said["seeds of dropout"]
@@ -169,7 +167,6 @@ def test_a_batch_that_must_be_the_same_on_all_ranks_is_refused_where_it_is_not(t
             "data parallel, all",
         }
         assert said["Megatron-LM, own"].startswith("x has other values on rank 1 than on rank 0")
-        assert "under this plan all ranks have the same batch" in said["Megatron-LM, own"]
         assert "with global_batch=True every rank gives the whole batch" in said["data parallel, other"]
         assert said["data parallel, by name"].startswith("y has other values")
 

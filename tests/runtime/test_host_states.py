@@ -13,6 +13,8 @@ from torch import nn
 
 from planner_core.core import Plan
 from planner_core.exporters import export, export_text
+from planner_core.planning.methods import parse_layout
+from planner_core.planning.pricing import Statement
 from planner_core.planning.request import Request
 from planner_core.runtime.training import host_states
 from planner_core.runtime.training.host_states import HostStates
@@ -20,7 +22,7 @@ from planner_core.runtime.training.optimizers import make_optimizer
 from planner_core.verification.api import scaled
 from planner_core.verification.fake.group import verify_fake_all
 from planner_core.verification.numerics import verify_all
-from tests.support.plans import planned
+from tests.support.plans import planned, pricer
 from tests.support.torchrun import run_script
 
 
@@ -94,18 +96,22 @@ def test_a_closure_is_refused() -> None:
 # --- plans --------------------------------------------------------------------------------------------
 
 
+LAYOUTS = ("fsdp=8", "dp=8")
+
+
 @cache
-def plan_of(name: str, layers: int = 2, offload: bool = True, accumulate: int = 1) -> Plan:
-    request = Request("llama-3-8b", cluster="1x8-h100", layers=layers, offload=offload, accumulate=accumulate)
-    return next(p for p in planned(request).plans if p.name == name)
+def plan_of(layout: str, accumulate: int = 1, offload: bool = True) -> Plan:
+    stated = Statement(parse_layout(layout), 2, accumulate, layers=2, offload=offload)
+    plan = pricer("llama-3-8b", "1x8-h100").plan(stated)
+    assert plan is not None
+    return plan
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.slow(but=("1",))
 def test_memory_is_what_a_fake_step_holds(accumulate: int) -> None:
     """Moments do not count, and those of one weight count while the step updates it. Data parallelism's step is its fullest moment."""
-    names = ("FSDP", "data parallel")
-    plans = [plan_of(name, accumulate=accumulate) for name in names]
+    plans = [plan_of(layout, accumulate) for layout in LAYOUTS]
     for plan, report in zip(plans, verify_fake_all(plans), strict=True):
         found = report["memory_bytes"]
         assert report["ok"] and found["rel_error"] < 0.005, (plan.name, found)
@@ -113,7 +119,7 @@ def test_memory_is_what_a_fake_step_holds(accumulate: int) -> None:
 
 
 def test_it_computes_the_same_on_real_ranks() -> None:
-    plans = [scaled(plan_of(name), 2) for name in ("FSDP", "data parallel")]
+    plans = [scaled(plan_of(layout), 2) for layout in LAYOUTS]
     assert all(found["ok"] for found in verify_all(plans))
 
 
@@ -136,8 +142,8 @@ def test_the_script_saves_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_other_tools_are_told_what_they_do_not_do() -> None:
-    told = {form: " ".join(export_text(plan_of("FSDP"), form).remarks) for form in ("torchrun", "json", "fsdp2")}
+    told = {form: " ".join(export_text(plan_of("fsdp=8"), form).remarks) for form in ("torchrun", "json", "fsdp2")}
     assert [form for form in told if "moments in the host's memory" in told[form]] == ["fsdp2"]
-    there, here = (export_text(plan_of("Megatron-LM", offload=offload), "deepspeed") for offload in (True, False))
+    there, here = (export_text(plan_of("dp=2,tp=4,zero=1", offload=offload), "deepspeed") for offload in (True, False))
     assert '"offload_optimizer"' in there.text and "updates there too" in " ".join(there.remarks)
     assert '"offload_optimizer"' not in here.text and "host" not in " ".join(here.remarks)

@@ -25,6 +25,7 @@ from planner_core.runtime.program.collectives import Axis
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
 from tests.support.own_outputs import Dropping, Returns
+from tests.support.plans import own_planned
 from tests.support.ranks import run_ranks
 
 TWO = "1x8-h100:gpus=2"
@@ -33,7 +34,9 @@ NAMES = ("data parallel", "FSDP", "Megatron-LM")
 
 def saved(folder: Path, module: nn.Module, inputs: Any, names: tuple[str, ...] = NAMES, **options: Any) -> list[str]:
     """Files of the plans of a module."""
-    plans = {p.name: p for p in shardscope.plan(module, inputs=inputs, cluster=TWO, **options).plans}
+    own = isinstance(module, OwnGPT)
+    result = own_planned(**options) if own else shardscope.plan(module, inputs=inputs, cluster=TWO, **options)
+    plans = {p.name: p for p in result.plans}
     for name in names:
         shardscope.save_plan(plans[name], folder / name)
     return [str(folder / name) for name in names]

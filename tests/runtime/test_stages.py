@@ -55,8 +55,8 @@ def alone(layers: int) -> list[tuple[float, float]]:
     return found
 
 
-def _staged(file: str, layers: int) -> Any:
-    torch.set_num_threads(1)
+def _staged(file: str, layers: int, folder: str) -> Any:
+    """Losses and norms of three steps, with a checkpoint after the second, and the names of a rank's weights."""
     model: Any = shardscope.apply(OwnGPT(layers), shardscope.load_plan(file))
     found = []
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -74,56 +74,9 @@ def _staged(file: str, layers: int) -> Any:
         optimizer.step()
         optimizer.zero_grad()
         found.append((None if loss is None else float(loss), float(norm)))
+        if step == 1:
+            shardscope.save(model, optimizer, folder, extra={"step": 2})
     return found, sorted(n for n, _ in model.named_parameters())
-
-
-@pytest.mark.parametrize(
-    ("layout", "ranks", "layers"),
-    [
-        ("dp=2,pp=2,zero=1", 4, 3),
-        pytest.param("dp=2,pp=2,order=tp-pp-dp,zero=1", 4, 3, marks=pytest.mark.slow),
-        pytest.param("pp=2,vp=2,schedule=interleaved", 2, 5, marks=pytest.mark.slow),
-    ],
-    ids=["tied, ZeRO-1 inside", "tied, ZeRO-1 outside", "interleaved, uneven"],
-)
-def test_a_loop_under_stages_is_that_of_one_process(layout: str, ranks: int, layers: int, tmp_path: Path) -> None:
-    file = saved(tmp_path, layout, ranks, layers)
-    wanted = alone(layers)
-    every = run_ranks(_staged, ranks, (file, layers), timeout_s=240)
-    names = [set(names) for _, names in every]
-    assert set.union(*names) == {n for n, _ in OwnGPT(layers).named_parameters()}
-    assert names[0] & names[-1] == {"tokens.weight"}  # the tied one alone is on both
-    for rank, (found, _) in enumerate(every):
-        last = rank % 2 == 1 if "order" in layout else rank >= ranks // 2
-        assert [norm for _, norm in found] == pytest.approx([norm for _, norm in wanted], rel=1e-4)
-        assert [loss for loss, _ in found] == (
-            [pytest.approx(loss, rel=1e-5) for loss, _ in wanted] if last else [None] * 3
-        )
-
-
-@pytest.mark.parametrize("layout", ["pp=2,schedule=zb", "pp=2,vp=2,schedule=zbv"])
-def test_stages_that_do_not_run_say_so(layout: str, tmp_path: Path) -> None:
-    """Before a process group is asked for, and before anything is written."""
-    plan = shardscope.load_plan(saved(tmp_path, layout, 2, 4))
-    for refused in (
-        lambda: shardscope.apply(OwnGPT(4), plan),
-        lambda: shardscope.export(plan, "torchrun", tmp_path / "x"),
-    ):
-        with pytest.raises(InputError, match=r"takes the gradients of weights apart.*schedule=") as error:
-            refused()
-        assert str(error.value).count(". ") == 0
-    assert not (tmp_path / "x").exists()
-
-
-def _saves(file: str, layers: int, folder: str) -> None:
-    model: Any = shardscope.apply(OwnGPT(layers), shardscope.load_plan(file))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(2):
-        model.step(*samples(step), global_batch=True)
-        shardscope.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-    shardscope.save(model, optimizer, folder, extra={"step": 2})
 
 
 def _resumes(file: str, layers: int, folder: str) -> Any:
@@ -145,12 +98,45 @@ def _resumes(file: str, layers: int, folder: str) -> Any:
     return None if loss is None else float(loss), float(norm)
 
 
-@pytest.mark.parametrize("others", [{"fsdp=2": 2}, pytest.param({"tp=2,pp=2": 4}, marks=pytest.mark.slow)], ids=str)
-def test_a_run_goes_on_under_other_stages_or_none(others: dict[str, int], tmp_path: Path) -> None:
-    folder, layers = str(tmp_path / "saved"), 3
-    run_ranks(_saves, 4, (saved(tmp_path, "dp=2,pp=2,zero=1", 4, layers), layers, folder), timeout_s=240)
-    loss, norm = alone(layers)[2]
-    for layout, ranks in others.items():
-        every = run_ranks(_resumes, ranks, (saved(tmp_path, layout, ranks, layers), layers, folder), timeout_s=240)
-        assert [found for _, found in every] == pytest.approx([norm] * ranks, rel=1e-4), (layout, every, loss, norm)
-        assert every[-1][0] == pytest.approx(loss, rel=1e-5)
+@pytest.mark.parametrize(
+    ("layout", "ranks", "layers", "other", "fewer"),
+    [
+        ("dp=2,pp=2,zero=1", 4, 3, "fsdp=2", 2),
+        pytest.param("dp=2,pp=2,order=tp-pp-dp,zero=1", 4, 3, "tp=2,pp=2", 4, marks=pytest.mark.slow),
+        pytest.param("pp=2,vp=2,schedule=interleaved", 2, 5, "fsdp=2", 2, marks=pytest.mark.slow),
+    ],
+    ids=["tied, ZeRO-1 inside", "tied, ZeRO-1 outside", "interleaved, uneven"],
+)
+def test_a_loop_under_stages_is_that_of_one_process_and_goes_on_under_others_or_none(
+    layout: str, ranks: int, layers: int, other: str, fewer: int, tmp_path: Path
+) -> None:
+    """`other`: the layout on `fewer` ranks under which the third step is made again, from a checkpoint of the second."""
+    file, folder = saved(tmp_path, layout, ranks, layers), str(tmp_path / "saved")
+    wanted = alone(layers)
+    every = run_ranks(_staged, ranks, (file, layers, folder), timeout_s=240)
+    names = [set(names) for _, names in every]
+    assert set.union(*names) == {n for n, _ in OwnGPT(layers).named_parameters()}
+    assert names[0] & names[-1] == {"tokens.weight"}  # the tied one alone is on both
+    for rank, (found, _) in enumerate(every):
+        last = rank % 2 == 1 if "order" in layout else rank >= ranks // 2
+        assert [norm for _, norm in found] == pytest.approx([norm for _, norm in wanted], rel=1e-4)
+        assert [loss for loss, _ in found] == (
+            [pytest.approx(loss, rel=1e-5) for loss, _ in wanted] if last else [None] * 3
+        )
+    resumed = run_ranks(_resumes, fewer, (saved(tmp_path, other, fewer, layers), layers, folder), timeout_s=240)
+    assert [norm for _, norm in resumed] == pytest.approx([wanted[2][1]] * fewer, rel=1e-4)
+    assert resumed[-1][0] == pytest.approx(wanted[2][0], rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["pp=2,schedule=zb", "pp=2,vp=2,schedule=zbv"])
+def test_stages_that_do_not_run_say_so(layout: str, tmp_path: Path) -> None:
+    """Before a process group is asked for, and before anything is written."""
+    plan = shardscope.load_plan(saved(tmp_path, layout, 2, 4))
+    for refused in (
+        lambda: shardscope.apply(OwnGPT(4), plan),
+        lambda: shardscope.export(plan, "torchrun", tmp_path / "x"),
+    ):
+        with pytest.raises(InputError, match=r"takes the gradients of weights apart.*schedule=") as error:
+            refused()
+        assert str(error.value).count(". ") == 0
+    assert not (tmp_path / "x").exists()

@@ -102,8 +102,8 @@ def test_stages_of_zero_on_one_axis(stage: int, tmp_path: Path) -> None:
         assert 0 < found[("backward", "all_gather", 0)][1] < uses[1], "embeddings and biases are not needed again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp=2,tp=2,zero=1", "fsdp=2,tp=2"])
-@pytest.mark.slow(but=("dp=2,tp=2,zero=1",))
 def test_weights_are_sharded_over_one_axis_beside_megatron_over_the_other(layout: str, tmp_path: Path) -> None:
     losses, rows, _ = run_ranks(_steps, 4, (save_layout(layout, tmp_path / "plan"),))[0]
     assert losses == pytest.approx(own_model.losses(OwnGPT()), rel=1e-5)

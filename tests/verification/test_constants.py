@@ -9,7 +9,6 @@ import pytest
 import planner_core as shardscope
 from planner_core.core import graph_from_json, graph_to_json
 from planner_core.models import capture_graph, load_model
-from planner_core.verification import format_report
 
 VIDEO = {
     "model_type": "videomae",
@@ -34,7 +33,6 @@ def test_labels_made_of_frames_are_not_taken_for_activations() -> None:
     memory = report["memory_bytes"]
     assert report["ok"] and memory["rel_error"] < 1e-3
     assert memory["constants"] > 4 * 786_432
-    assert "computed from the inputs alone" in format_report(report)
 
 
 def test_a_target_made_of_frames_is_priced_where_the_loss_keeps_it() -> None:

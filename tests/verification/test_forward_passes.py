@@ -55,7 +55,7 @@ def _count_passes(layout: str) -> dict[str, int]:
     with counting() as passes:
         graph = load_model(LLAMA, batch=8, seq=16, dtype="float32")
         counts["capture"] = len(passes)
-        plan = next(p for p in shardscope.compare(graph, cluster=CLUSTER).plans if p.name == layout)
+        plan = next(p for p in shardscope.plan(graph, cluster=CLUSTER).plans if p.name == layout)
         counts["plan"] = len(passes) - sum(counts.values())
         model, config = build_whole_model(plan.model.config, "float32", 0)
         inputs = make_example_inputs(model, config, Workload(8, 16, "float32"), 0)

@@ -59,7 +59,7 @@ def test_frozen_weights_beside_adapters_are_gathered_again_for_backward(layout: 
     assert backward["bytes"] >= more.get("accumulate", 1) * 4 * (2 * LAYERS - 1) * 64 * 64
 
 
-@pytest.mark.parametrize("layout", ["fsdp=2", "dp=2"])
+@pytest.mark.parametrize("layout", ["fsdp=2", pytest.param("dp=2", marks=pytest.mark.slow)])
 def test_ranks_compute_what_one_process_does(layout: str) -> None:
     report = verify(priced("adapters", layout)[0])
     assert report["ok"], report

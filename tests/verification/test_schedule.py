@@ -362,10 +362,8 @@ def test_a_slow_network_costs_what_the_schedule_says_is_exposed(name: str, tmp_p
             "yolos",
             {"image_size": [64, 64], "num_detection_tokens": 8},
         ),  # reads positions in the middle, in a unit that has no weight
-        (
-            "dpt",
-            {"image_size": 64, "neck_hidden_sizes": [16, 16, 16, 16]},
-        ),  # cuts its positions in two: one gradient of two terms
+        # cuts its positions in two: one gradient of two terms
+        pytest.param("dpt", {"image_size": 64, "neck_hidden_sizes": [16, 16, 16, 16]}, marks=pytest.mark.slow),
     ],
 )
 def test_a_weight_that_is_used_twice_is_reduced_once(kind: str, sizes: dict[str, Any], tmp_path: Path) -> None:
