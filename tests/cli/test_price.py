@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+import planner_core as shardscope
 from planner_core.cli.main import main
 from planner_core.core import load_plan, time_amount
 from planner_core.cost import zero_stage
 from planner_core.planning import Request
 from planner_core.planning.analysis.legend import step_parts
+from planner_core.planning.analysis.priced import price_text
 from planner_core.planning.analysis.reporting import format_seconds, text
 from tests.cli.test_cli import run
 from tests.support.plans import planned
@@ -264,15 +266,13 @@ def test_a_usual_layout_of_another_micro_batch_is_named(capsys: pytest.CaptureFi
 
 def test_what_does_not_fit_is_not_called_best(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """`price` called a stated plan of 1 190 GiB the best one, since it was the fastest of those that do not fit."""
-    line = ("llama-3-8b", "--cluster", "1x8-h100:gpus=4,gpu=v100-32gb-sxm", "--dtype", "float16")
-    _, out, _ = run(capsys, "price", *line, "--layout", "dp=4")
-    assert "needs least: " in out and "best" not in out
-    _, out, _ = run(capsys, "price", *line, "--layout", "dp=4", "--json")
-    found = json.loads(out)
-    assert not found["best"]["fits"]
-    assert found["best"]["memory_bytes"]["peak"] < found["memory_bytes"]["peak"] / 2
-    path = tmp_path / "plan.json"
-    status, out, err = run(capsys, "plan", *line, "-o", path)
+    cluster, path = "1x8-h100:gpus=4,gpu=v100-32gb-sxm", tmp_path / "plan.json"
+    priced = shardscope.price("llama-3-8b", cluster=cluster, dtype="float16", layout="dp=4")
+    shown = price_text(priced)
+    assert "needs least: " in shown and "best" not in shown
+    assert priced.plan is not None and priced.best is not None and not priced.best.fits
+    assert priced.best.cost.memory_bytes["peak"] < priced.plan.cost.memory_bytes["peak"] / 2
+    status, out, err = run(capsys, "plan", "llama-3-8b", "--cluster", cluster, "--dtype", "float16", "-o", path)
     plan = load_plan(path)
     assert status == 0 and not plan.fits
     gib = plan.cost.memory_bytes["peak"] / 2**30

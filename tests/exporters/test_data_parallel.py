@@ -26,6 +26,7 @@ from planner_core.exporters.nearest import data_parallel_plans
 from planner_core.exporters.remarks import Remark, RemarkKind, data_option
 from planner_core.planning import Request, plan_model
 from planner_core.planning.methods import parse_layout
+from planner_core.planning.pipeline import PASSES
 from planner_core.planning.pricing import Statement
 from tests.support.plans import pricer
 from tests.support.ranks import run_ranks
@@ -338,7 +339,8 @@ def test_the_nearest_plan_shards_weights_whatever_the_zero_stage_of_the_given_on
     It was priced as DDP: 165 GiB for 73 of llama-3-8b, so that nothing was written.
     """
     request = Request("llama-3-8b", cluster="1x8-h100", mesh="4x2", batch=16, seq=512, layers=2, recompute="none")
-    given = {p.name: p for p in plan_model(request).plans}["Megatron-LM + sequence parallel"]
+    found = plan_model(request, passes={"baselines": PASSES["baselines"]})
+    given = next(p for p in found.plans if p.name == "Megatron-LM + sequence parallel")
     assert given.workload.zero == 1
     priced = pricer("llama-3-8b", "1x8-h100").plan(Statement(parse_layout("fsdp=8"), 2, seq=512, layers=2))
     near = nearest_text(given, target).nearest

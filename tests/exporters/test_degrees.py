@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from planner_core.core import InputError, Plan, Replicate, Shard, load_cluster
+from planner_core.core import InputError, Plan, Replicate, Shard
 from planner_core.core.plan_json import plan_to_json
 from planner_core.exporters.api import export, export_text
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pricing import Pricer, Statement, read_setup
+from planner_core.planning.pricing import Statement, read_setup
 from planner_core.planning.pricing.configs.tools import megatron
 from tests.exporters.test_targets import megatron_flags
+from tests.support.plans import pricer
 
 FIELDS = {
     "context-parallel-size": "context_parallel_size",
@@ -94,7 +95,7 @@ STATED = (  # a model, a layout, what Megatron-LM and torchtitan are told of it,
 @cache
 def of_layout(name: str, text: str) -> Plan:
     """The plan of a stated layout on 16 GPUs, of two layers."""
-    plan = Pricer(name, load_cluster("2x8-h100")).plan(Statement(parse_layout(text), seq=8192, layers=2))
+    plan = pricer(name, "2x8-h100").plan(Statement(parse_layout(text), seq=8192, layers=2))
     assert plan is not None
     return plan
 
@@ -184,7 +185,7 @@ def test_a_form_is_priced_as_price_reads_its_file(
     (tmp_path / "written").write_text(made.text)
     setup = read_setup(tmp_path / "written", 16)
     assert setup.options["recompute"] == runs and setup.options["stack"] == target
-    priced = Pricer("llama-3-8b", load_cluster("2x8-h100")).plan(Statement(setup.layout, **setup.options, layers=2))
+    priced = pricer("llama-3-8b", "2x8-h100").plan(Statement(setup.layout, **setup.options, layers=2))
     assert priced is not None and made.nearest is not None
     assert made.nearest.step_time_s == pytest.approx(priced.cost.step_time_s)
     assert made.nearest.peak_bytes == pytest.approx(priced.cost.memory_bytes["peak"])
@@ -296,7 +297,7 @@ def test_megatron_core_takes_the_flags(name: str, text: str, flags: dict[str, An
 def test_whole_experts_on_tensor_ranks_are_not_called_whole_in_a_tool_that_splits_them(target: str, where: str) -> None:
     """Megatron-LM's file was priced as the plan, and said to hold the experts whole, which it splits over the tensor ranks."""
     stated = Statement(parse_layout("dp=4,tp=2"), micro_batch=2, accumulate=2, seq=512, layers=2, stack="megatron")
-    plan = Pricer("mixtral-8x7b", load_cluster("1x8-h100")).plan(stated)
+    plan = pricer("mixtral-8x7b", "1x8-h100").plan(stated)
     assert plan is not None
     experts = [p.stored for b in plan.blocks.values() for n, p in b.params.items() if n.endswith("experts.down_proj")]
     assert experts == [(Replicate(), Shard(0))]

@@ -16,23 +16,22 @@ from typing import Any
 import pytest
 
 from planner_core.cli.options import name_flags
-from planner_core.core import InputError, Plan, load_cluster
+from planner_core.core import InputError, Plan
 from planner_core.cost import even_copies
 from planner_core.exporters.api import export_text
 from planner_core.exporters.configs.megatron import stage_layout
 from planner_core.exporters.nearest import price_file
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pricing import Pricer, Statement, read_text
+from planner_core.planning.pricing import Statement, read_text
 from planner_core.planning.pricing.configs.tools import megatron
 from planner_core.planning.pricing.configs.tools.megatron_stages import layers_of
 from tests.exporters.test_targets import megatron_flags
+from tests.support.plans import pricer
 
 
 @cache
 def of_layout(text: str, layers: int = 8) -> Plan:
-    plan = Pricer("llama-3-8b", load_cluster("2x8-h100")).plan(
-        Statement(parse_layout(text), accumulate=8, seq=2048, layers=layers)
-    )
+    plan = pricer("llama-3-8b", "2x8-h100").plan(Statement(parse_layout(text), accumulate=8, seq=2048, layers=layers))
     assert plan is not None
     return plan
 

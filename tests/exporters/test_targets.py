@@ -568,8 +568,9 @@ def test_megatron_core_builds_the_architecture(more: dict[str, Any]) -> None:
     And of Qwen3 the norms of queries and keys, over heads that are larger than the width divided by their number.
     """
     pytest.importorskip("megatron.core.models.gpt")
-    found = shardscope.plan({**LLAMA, **more}, cluster="1x8-h100:gpus=2", mesh="2", batch=4, seq=16, dtype="float32")
-    plan = next(p for p in found.plans if p.name == "Megatron-LM")
+    stated = {"layout": "tp=2", "batch": 4, "seq": 16, "dtype": "float32", "advise": False}
+    plan = shardscope.price({**LLAMA, **more}, cluster="1x8-h100:gpus=2", **stated).plan
+    assert plan is not None
     text = export_text(plan, "megatron").text
     flags = megatron_flags(text)
     assert (flags.get("qk-layernorm", False), flags.get("kv-channels")) == (bool(more), more.get("head_dim"))

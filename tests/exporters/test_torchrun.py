@@ -23,12 +23,11 @@ from planner_core.exporters.api import export, export_text
 from planner_core.exporters.configs.common import launch_sizes
 from planner_core.models import SNAPSHOT_TRANSFORMERS
 from planner_core.models.sources import build_from_config
-from planner_core.planning import Request
 from planner_core.runtime import initializer
 from planner_core.runtime.training import warmup_cosine
 from planner_core.verification import materialise, scaled
 from planner_core.verification.numerics import same_traffic
-from tests.support import plans as support
+from tests.exporters.test_targets import planned
 from tests.support.tiny_models import LLAMA
 from tests.support.torchrun import command, environment, run_script, torchrun
 
@@ -69,12 +68,6 @@ def plans(gpus: int = 2) -> dict[str, Plan]:
         LLAMA, cluster=f"1x8-h100:gpus={gpus}", mesh=str(gpus), batch=8, seq=16, dtype="float32", accumulate=2
     )
     return {p.name: p for p in found.plans}
-
-
-def planned(name: str, which: str) -> Plan:
-    recompute = "auto" if name == "mixtral-8x7b" else "none"  # else it takes too much memory
-    found = support.planned(Request(name, cluster="2x8-h100", mesh="2x8", recompute=recompute))
-    return next(p for p in found.plans if p.name == which)
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +211,7 @@ training.run(script.main)
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_goes_on_from_its_last_checkpoint(folder: Path) -> None:
     (folder / "crashing.py").write_text(CRASHING.format(script="fsdp", saved="failed"))
     options = (*HOW, "--save", "failed", "--save-every", "2")
@@ -301,7 +295,7 @@ def test_the_script_compiles_its_blocks(folder: Path) -> None:
     ],
 )
 def test_a_full_size_script_runs_tiny(name: str, which: str, tmp_path: Path) -> None:
-    export(planned(name, which), "torchrun", tmp_path / "train.py")
+    export(planned(name)[which], "torchrun", tmp_path / "train.py")
     said = run(
         tmp_path, "train.py", 4, "--tiny", "--steps", "6", "--lr", "1e-2", "--warmup", "1", "--report-every", "1"
     )
@@ -315,7 +309,7 @@ def test_the_script_is_a_page(which: str) -> None:
     """Below 300 lines of at most 120 columns for Llama-3-8B (older models of transformers call more operators), and nothing in it that
     Python does not know."""
     most = 300 if version("transformers") == SNAPSHOT_TRANSFORMERS else 310
-    text = export_text(planned("llama-3-8b", which), "torchrun").text
+    text = export_text(planned("llama-3-8b")[which], "torchrun").text
     lines = text.splitlines()
     assert len(lines) < most and max(map(len, lines)) <= 120
     assert "def llama_decoder_layer(" in text and "all_gather" in text
@@ -480,7 +474,7 @@ def test_master_weights_are_the_parameters(folder: Path) -> None:
 
 
 def test_json_export_is_the_plan() -> None:
-    plan = planned("llama-3-8b", "Megatron-LM")
+    plan = planned("llama-3-8b")["Megatron-LM"]
     assert plan_from_json(json.loads(export_text(plan, "json").text)) == plan
 
 
