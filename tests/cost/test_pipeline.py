@@ -213,7 +213,7 @@ def test_bubbles_are_those_of_the_papers(ranks: int, micro_batches: int) -> None
 @pytest.mark.parametrize(("schedule", "ranks", "virtual"), CASES)
 def test_no_step_is_below_its_bound(schedule: str, ranks: int, virtual: int) -> None:
     chance, whole = random.Random(1), cut(schedule, ranks, virtual)
-    for number in range(20):
+    for number in range(8):
         slow_host = number % 2  # its passes take longer to issue than to compute, some of them
         costs = [
             stage(

@@ -137,6 +137,7 @@ def test_gathers_over_two_axes_hide_as_the_search_says() -> None:
         assert simulate_step(plan, found.graph) == pytest.approx(plan.cost.step_time_s, rel=0.02), plan.name
 
 
+@pytest.mark.slow(only=("t5",))
 def test_no_step_is_shorter_than_its_compute_or_longer_than_all_work_one_after_the_other(result: Result) -> None:
     for plan in result.plans:
         c, seconds = plan.cost, simulate_step(plan, result.graph)

@@ -81,6 +81,7 @@ def _bare(graph: Graph) -> Graph:
     return replace(graph, top=bare(graph.top), blocks={n: bare(b) for n, b in graph.blocks.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2-like", "llama-like"])
 def test_the_plan_is_that_of_the_module(name: str, files: Callable[[str], Path]) -> None:
     plans = []
@@ -301,10 +302,10 @@ def test_mutated_programs_are_read_or_refused_in_one_sentence(files: Callable[[s
     data.pop("guards_code"), data["graph_module"].pop("module_call_graph")
     path = tmp_path / "x.pt2"
     with watched() as watch:
-        for k in range(150):
+        for k in range(60):
             watch.on = False
             with zipfile.ZipFile(path, "w") as archive:
                 archive.writestr(name, json.dumps(mutated(data, rng)))
             watch.on = True
             watch.case(f"program {k}", lambda: read(path))
-    assert watch.fine > 5 and watch.refused > 20
+    assert watch.fine > 2 and watch.refused > 8

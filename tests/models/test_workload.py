@@ -126,7 +126,7 @@ DEEP = {**LLAMA, "num_hidden_layers": 7}
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA, DEEP, T5, MIXTRAL, VIT], ids=lambda c: c["model_type"])
-@pytest.mark.slow(only=("gpt2",))
+@pytest.mark.slow(only=("gpt2", "llama0"))
 def test_a_batch_that_is_read_off_small_ones_is_the_one_that_is_captured(config: dict[str, Any]) -> None:
     seq = None if config is VIT else 8
     all_layers: list[int] = []

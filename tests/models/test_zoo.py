@@ -38,8 +38,9 @@ def test_parameters(name):
 
 
 @pytest.mark.parametrize("name", ZOO)
-@pytest.mark.slow(only=("gpt2-xl",))
+@pytest.mark.slow(but=("resnet50-100k", "t5-large"))
 def test_snapshot_at_another_workload(name):
+    """Of models with a depth the test below shows it too; ResNet has none."""
     assert graph_difference(load_snapshot(name, batch=5, seq=33), capture_graph(name, batch=5, seq=33)) is None
 
 

@@ -57,8 +57,8 @@ def test_front_of_random_models_is_complete(seed: int, objective: str) -> None:
     assert_complete(problem, found, objective, some_points(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2-xl", "llama-3-8b", "bert-large"])
-@pytest.mark.slow(but=("bert-large",))
 def test_front_of_one_layer_is_complete(name: str) -> None:
     problem = problem_of(load_snapshot(name, layers=1))
     found = find_pareto_front(problem)
