@@ -31,7 +31,6 @@ from planner_core.core.errors import (
 from planner_core.core.files import ASSETS, check_writable, is_file, is_folder, path_exists, write_file
 from planner_core.core.forms import list_names, read_json, read_text, shorten_error, shorten_value, suggest_names
 from planner_core.core.graph import (
-    BUFFER,
     ITEM_BYTES,
     NO_GRADIENT,
     STANDIN_LOSS,

@@ -37,8 +37,6 @@ ITEM_BYTES = {
 }
 _REAL_DTYPES = {"complex64": "float32", "complex128": "float64"}
 """The dtype of the parts of a complex number."""
-BUFFER = "buffer:"
-"""What stands before the name of a buffer in the model, as the name of its value."""
 VARIES = "varies"
 """The attribute of an op in a repeated block whose literal, a float, differs from copy to copy."""
 NO_GRADIENT = "no gradient to"
@@ -81,11 +79,6 @@ class Value:
     grad: bool = False
     parts: int = 1
     computed: bool = False
-
-    @property
-    def is_buffer(self) -> bool:
-        """Whether it is a buffer of the model: its name then begins with BUFFER."""
-        return self.name.startswith(BUFFER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def gathered_inputs(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostMo
 
 
 def _is_real_input(value: Value) -> bool:
-    named = value.kind == "constant" and value.name and not value.is_buffer
+    named = value.kind == "constant" and value.name
     return bool(named) and "float" in value.meta.dtype and bool(value.meta.shape)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from planner_core.core import BUFFER, Attr, TensorMeta, Value
+from planner_core.core import Attr, TensorMeta, Value
 from planner_core.models.hooks.torch_private import storage_id
 
 Renumber = Callable[[int], int]
@@ -85,6 +85,8 @@ class Recording:
     root: Scope
     params: dict[str, int]
     buffers: dict[str, int]
+    buffer_names: dict[int, str] = field(default_factory=dict)
+    """The name of each value that is a buffer, whole and not a view of one, and of each version that forward has written."""
     instantiated: dict[int, Scope] = field(default_factory=dict)  # id(replay) -> the scope written out
     checkpoint_parts: list[Scope] = field(default_factory=list)  # scopes that checkpoints in the model's code run
 
@@ -94,12 +96,24 @@ class Recording:
             vid = self.values[vid].storage
         return vid
 
+    def name_buffer(self, vid: int, name: str) -> None:
+        """Note that a value is the buffer `name` of the model."""
+        self.buffers[name] = vid
+        self.buffer_names[vid] = name
+
     def add(self, value: Value, birth: int = -1) -> int:
         """Number a new value; `storage` -1 becomes its own number."""
         vid = len(self.values)
         self.values.append(replace(value, storage=vid) if value.storage < 0 else value)
         self.birth_times[vid] = birth
         return vid
+
+    def add_version(self, vid: int) -> int:
+        """Number a value like another one: a constant that was written in place, or that of another call."""
+        version = self.add(self.values[vid])
+        if vid in self.buffer_names:
+            self.buffer_names[version] = self.buffer_names[vid]
+        return version
 
     def match_saved(
         self, packed: Sequence[torch.Tensor], roots: Mapping[int, int], near: tuple[int, ...]
@@ -188,10 +202,9 @@ class Recording:
                 if known.name.startswith(under)
                 else vid
             )
-        if known.name.startswith(BUFFER + under):
-            return self.buffer(
-                BUFFER + _replace_prefix(known.name[len(BUFFER) :], call.template.path, call.path), known
-            )
+        buffer = self.buffer_names.get(vid, "")
+        if buffer.startswith(under):
+            return self.buffer(_replace_prefix(buffer, call.template.path, call.path), known)
         # Older than the template's call: both calls read this one constant, e.g. a mask that the model made before its layers.
         if known.kind == "constant" and self.birth_times[vid] <= call.template.start:
             return vid
@@ -201,7 +214,7 @@ class Recording:
     def buffer(self, name: str, like: Value) -> int:
         """Return the value of the buffer `name`, and add it at its first use."""
         if name not in self.buffers:
-            self.buffers[name] = self.add(replace(like, name=name, storage=-1))
+            self.name_buffer(self.add(replace(like, storage=-1)), name)
         return self.buffers[name]
 
     def _copy_scope(self, scope: Scope, call: Replay, value: Renumber) -> Scope:

@@ -11,7 +11,7 @@ import weakref
 import torch
 from torch import nn
 
-from planner_core.core import BUFFER, TensorMeta, Value, ValueKind
+from planner_core.core import TensorMeta, Value, ValueKind
 from planner_core.models.capture.recording import Recording
 from planner_core.models.hooks.input_values import InputValues
 from planner_core.models.hooks.model_parts import list_buffers, list_parameters
@@ -44,17 +44,16 @@ class ValueTable:
         self._births: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # of constants without a number, too
         self._computed_at: dict[int, int] = {}
         self._add_model(model)
-        self.buffers = frozenset(recording.buffers.values())
 
     def _add_model(self, model: nn.Module) -> None:
-        params, buffers = self.recording.params, self.recording.buffers
+        params = self.recording.params
         for name, param in list_parameters(model):
             params[name] = self.add(param, "parameter", name)
             self.tracked.add(id(param))
         for name, buffer in list_buffers(model):
             # another layout is refused at its first use
             if id(buffer) not in self._numbers and buffer.layout == torch.strided:
-                buffers[BUFFER + name] = self.add(buffer, "constant", BUFFER + name)
+                self.recording.name_buffer(self.add(buffer, "constant"), name)
         aliases = model.named_parameters(remove_duplicate=False)
         params.update({n: self._numbers[id(p)] for n, p in aliases if n not in params})
 
@@ -93,7 +92,7 @@ class ValueTable:
 
     def add_version(self, tensor: torch.Tensor) -> int:
         """Give a constant that was written in place a new number, so that what was recorded before reads the old one."""
-        number = self.recording.add(self.recording.values[self._numbers[id(tensor)]])
+        number = self.recording.add_version(self._numbers[id(tensor)])
         self._assign_number(tensor, number)
         return number
 
@@ -135,8 +134,7 @@ class ValueTable:
 
     def is_buffer(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is a whole buffer of the model, possibly written since, and not a view of one."""
-        number = self.find(tensor)
-        return number is not None and self.recording.values[number].is_buffer
+        return self.find(tensor) in self.recording.buffer_names
 
     def is_stored(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is a constant, possibly written since, and neither a weight nor computed."""

@@ -70,7 +70,7 @@ class TapeWriter(PassListener):
         for name, number in recording.params.items():
             self.origins.setdefault(number, (PARAMETER, name))
         for name, number in recording.buffers.items():
-            self.origins[number] = BUFFER, name.partition(":")[2]
+            self.origins[number] = BUFFER, name
 
     # --- arguments and result -------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core import BUFFER, Block, Call, Op, Value
+from planner_core.core import Block, Call, Op, Value
 from planner_core.models.capture.build.bodies import (
     BodyKey,
     CanonicalBody,
@@ -158,7 +158,7 @@ class GraphBuilder:
             first = stores.setdefault(self.recording.storage_root(vid), body.order[vid])
             # Which values share memory is part of the key: a copy that makes a view is not equal to one that makes a tensor.
             storage = first if inside and first != body.order[vid] else None
-            name = value.name[len(BUFFER) + len(scope.path) :] if value.is_buffer and inside else ""
+            name = self.recording.buffer_names.get(vid, "")[len(scope.path) :] if inside else ""
             return ("n", value.kind, value.meta, value.grad, inside, storage, name)
 
         for r in records:
@@ -186,7 +186,7 @@ class GraphBuilder:
         value = self.recording.values[vid]
         if value.kind != "constant":
             return vid in computed
-        return value.name.startswith(BUFFER + scope.path + ".") or (
+        return self.recording.buffer_names.get(vid, "").startswith(scope.path + ".") or (
             self.recording.birth_times[vid] > scope.start
             and (not scope.scope or (self.innermost_scopes.get(vid, scope.scope) + ".").startswith(scope.scope + "."))
         )
@@ -294,7 +294,7 @@ class GraphBuilder:
 
     def _counterpart_or_new(self, body: CanonicalBody, vid: int) -> int:
         known = self.counterpart(body, vid)
-        return self.recording.add(self.recording.values[vid]) if known is None else known
+        return self.recording.add_version(vid) if known is None else known
 
     def _count_users(self, items: list[Record | CanonicalBody]) -> dict[int, int]:
         """Count the top items that use each value."""
@@ -359,7 +359,7 @@ class GraphBuilder:
             name = value.name
             if value.kind == "parameter":
                 name = self._local_name(vid, scope.path) or name if scope.path else name
-            elif scope.path or name.startswith(BUFFER):
+            elif scope.path:
                 name = ""
             block_values.append(
                 replace(value, name=name, storage=stores.setdefault(self.recording.storage_root(vid), at))

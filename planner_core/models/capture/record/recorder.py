@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from planner_core.core import BUFFER, Attr, PlannerError
+from planner_core.core import Attr, PlannerError
 from planner_core.models.capture.attributes import describe
 from planner_core.models.capture.checks import refusals
 from planner_core.models.capture.checks.explain import CurrentCall, explain_error
@@ -210,7 +210,7 @@ class Recorder(TorchFunctionMode):
             if is_older and not draws_first_values:
                 refusals.check_origin(scope, tensor, self.foreign.originals, self.foreign.leftovers)
             self.writes.inplace.check(scope, fn or "", args, tensor, values.time_of(tensor))
-        buffers = [t for t in operands if values.find(t) in values.buffers]
+        buffers = [t for t in operands if values.is_buffer(t)]
         self.writes.statistics.check(scope, fn or "", args, buffers)
         self.random.check(scope, func, fn, args, operands)
         if tracked:
@@ -358,19 +358,17 @@ class Recorder(TorchFunctionMode):
 
     def _new_version_attrs(self, target: torch.Tensor, written: torch.Tensor, number: int) -> dict[str, Attr]:
         """Check a write in place into the value `number`, and return the attributes that its op needs."""
-        scope, values = self.scopes.frame.scope, self.recording.values
+        scope, values, buffers = self.scopes.frame.scope, self.recording.values, self.recording.buffer_names
         root = self.recording.storage_root(number)
         outlives = values[root].kind == "constant" and self.recording.birth_times[root] == BEFORE_PASS
-        refusals.check_target(scope, values[root], outlives and not values[root].is_buffer, root in self.values.inputs)
+        refusals.check_target(scope, values[root], outlives and root not in buffers, root in self.values.inputs)
         if self.replayer:
             when = number if values[number].kind == "activation" else BEFORE_PASS
             self.replayer.note_write(target, when, computed=True)
         if not outlives:
             return {}
         if written.requires_grad:
-            raise refusals.gradient_write_refusal(
-                scope, self.scopes.root, values[root].name.removeprefix(BUFFER), target
-            )
+            raise refusals.gradient_write_refusal(scope, self.scopes.root, buffers.get(root, ""), target)
         return {OUTLIVES_STEP: True}
 
     def _note_packed(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,6 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import BUFFER
 from planner_core.models.capture.record.graph_writer import GraphWriter
 from planner_core.models.capture.recording import Replay, Scope, is_within, walk_scopes
 from planner_core.models.capture.replay.tokens import Tokens, relative_token, signature
@@ -217,7 +216,7 @@ class Replayer:
     def _names_by_value(self) -> dict[int, list[str]]:
         if not self.names:
             for name, vid in (*self.recording.params.items(), *self.recording.buffers.items()):
-                self.names.setdefault(vid, []).append(name.removeprefix(BUFFER))
+                self.names.setdefault(vid, []).append(name)
         return self.names
 
     def _name_of_tensor(self, leaf: torch.Tensor, base: str) -> str:

@@ -136,7 +136,7 @@ def note_whole_batch(plan: Plan, graph: Graph) -> tuple[str, ...]:
     if graph.loss != STANDIN_LOSS or plan.pipeline is not None:
         return ()
     axes = [a for a in plan.data_axes if plan.mesh.axis_sizes[a] > 1]
-    samples = {v for v, x in enumerate(graph.top.values) if x.kind == "constant" and x.name and _has_samples(x, graph)}
+    samples = {v for v, x in enumerate(graph.top.values) if _has_samples(x, graph)}
     sites = plan.blocks[""].sites
     whole = [
         op.name
@@ -153,8 +153,8 @@ def note_whole_batch(plan: Plan, graph: Graph) -> tuple[str, ...]:
 
 
 def _has_samples(value: Value, graph: Graph) -> bool:
-    """Return whether an input has the samples of the planned batch in its first dim. A buffer of the same length is not an input."""
-    return value.meta.shape[:1] == (graph.workload["batch"],) and not value.is_buffer
+    """Return whether a value is an input, with the samples of the planned batch in its first dim. Only inputs are constants with a name."""
+    return value.kind == "constant" and bool(value.name) and value.meta.shape[:1] == (graph.workload["batch"],)
 
 
 def note_uneven_vocabulary(layout: str | None, graph: Graph) -> tuple[str, ...]:
