@@ -127,7 +127,7 @@ def _capture_config(
     from planner_core.models.capture.constants import MAX_COMPUTED_ELEMENTS
     from planner_core.models.capture.recording import paused_garbage_collection
     from planner_core.models.sandbox.memory_limit import limited_memory
-    from planner_core.models.snapshots.widened import capture_wide_batch
+    from planner_core.models.snapshots.by_samples import capture_wide_batch
     from planner_core.models.sources.positions import stretched_note, too_long_message
     from planner_core.models.sources.resolve import resolve
 

@@ -8,8 +8,8 @@ pytest.importorskip("torch")
 
 from planner_core.core import Graph, InputError, NotRunnable
 from planner_core.models import capture_graph
+from planner_core.models.snapshots.by_samples import capture_wide_batch
 from planner_core.models.snapshots.compare import graph_difference
-from planner_core.models.snapshots.widened import capture_wide_batch
 from tests.support.tiny_models import TEXT
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 64}
