@@ -16,7 +16,6 @@ from planner_core.core.errors import (
     CaptureError,
     InputError,
     NeedsValues,
-    NoPlanFits,
     NotRunnable,
     PlannerError,
     SearchFault,
@@ -87,6 +86,7 @@ from planner_core.core.placement import (
 from planner_core.core.plan.blocks import BlockLabel, BlockPlan, Edge, ParamPlan, SitePlan
 from planner_core.core.plan.cost import PASSES, PHASES, Cost, Phase, PipelineCost, StageCost, Traffic
 from planner_core.core.plan.model import PlannedModel
+from planner_core.core.plan.no_plan_fits import NoPlanFits
 from planner_core.core.plan.notes import STAGED_ROLES, UNPROVEN_KINDS, Note, NoteKind, PlanRole
 from planner_core.core.plan.pipeline import ONE_EACH, SCHEDULES, V_SHAPED, VIRTUAL_OF_V, Pipeline
 from planner_core.core.plan.plan import (

@@ -26,7 +26,7 @@ from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Table
 from planner_core.search.algebra.pareto_points import PointAllowance, TooManyPoints
 from planner_core.search.network.folded import Problem
-from planner_core.search.network.search_cache import Assignment, Copy, SearchCache
+from planner_core.search.network.search_cache import Assignment, Copy, SearchCache, SearchTables
 from planner_core.search.objective import EVEN_SHARES, TIE, Objective
 from planner_core.search.repeated_block import Chain
 from planner_core.search.units.dual_shares import best_shares
@@ -58,7 +58,7 @@ def solve_folded(problem: Problem, objective: Objective, abandon_above: float = 
     if objective not in cache.exact:
         tables = cache.last_tables = None if problem.is_infeasible else _tables_for(problem, objective)
         assignment = tables.best_assignment(abandon_above) if tables else None
-        if assignment is not None and assignment.bound > abandon_above:
+        if tables is not None and assignment is not None and assignment.bound > abandon_above:
             cache.pruned[objective] = assignment
             if objective.exact and not (objective.after_forward or objective.after_backward):
                 cache.rough[objective] = tables  # a later search goes on from there
@@ -130,7 +130,7 @@ def tables_at(problem: Problem, objective: Objective) -> FoldedTables:
     return last if isinstance(last, FoldedTables) and last.objective == objective else FoldedTables(problem, objective)
 
 
-def _tables_for(problem: Problem, objective: Objective) -> FoldedTables:
+def _tables_for(problem: Problem, objective: Objective) -> SearchTables:
     """Return the folded network under an objective. An exact search without prices continues with the tables of a rough one."""
     if not objective.exact:
         tables = FoldedTables(problem, objective)
@@ -138,7 +138,7 @@ def _tables_for(problem: Problem, objective: Objective) -> FoldedTables:
             problem.cache.rough[replace(objective, exact=True)] = tables
         return tables
     rough = problem.cache.rough.pop(objective, None)
-    if not isinstance(rough, FoldedTables):
+    if rough is None:
         return FoldedTables(problem, objective)
     rough.make_exact(objective)
     return rough

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner_core.cost import Component, Floats, Shares, StepTime
-from planner_core.search.network.search_cache import TIE as TIE
 
+TIE = 1e-6
+"""Relative difference below which two costs count as equal."""
 OBJECTIVES = ("time", "communication")
 EVEN_SHARES = Shares()
 _WEIGHTS = {"time": (1.0, 1e-7, 1e-22), "communication": (1e-7, 1.0, 1e-22), "memory": (1e-9, 1e-12, 0.0)}

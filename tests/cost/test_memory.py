@@ -14,8 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import planner_core as shardscope
-from planner_core.core import Plan, Workload, load_cluster
-from planner_core.core.errors import NoPlanFits
+from planner_core.core import NoPlanFits, Plan, Workload, load_cluster
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import Placements, Shard, Step, local_shape
 from planner_core.cost.communication.links import AxisLink

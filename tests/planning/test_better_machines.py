@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import Cluster, Level, Plan, load_gpu
-from planner_core.core.errors import NoPlanFits
+from planner_core.core import Cluster, Level, NoPlanFits, Plan, load_gpu
 from planner_core.planning import Request
 from tests.support.plans import search_alone
 

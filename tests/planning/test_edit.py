@@ -6,8 +6,7 @@ from functools import lru_cache
 
 import pytest
 
-from planner_core.core import BlockLabel, NoteKind, Plan
-from planner_core.core.errors import InputError, NoPlanFits, ShardingError
+from planner_core.core import BlockLabel, InputError, NoPlanFits, NoteKind, Plan, ShardingError
 from planner_core.core.placement import P, R, Shard, parse_placements
 from planner_core.planning.derived import edit
 from planner_core.planning.derived.edit import WeightKey

@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from planner_core.core import RECOMPUTE, ZERO, Note, NoteKind, P, Plan, R, Shard
-from planner_core.core.errors import NoPlanFits
+from planner_core.core import RECOMPUTE, ZERO, NoPlanFits, Note, NoteKind, P, Plan, R, Shard
 from planner_core.planning import Request, plan_model
 from planner_core.planning.fitting.front import exact_front
 from planner_core.planning.fitting.mesh_search import _missed_plan, _ranked_problems, with_lower_bound

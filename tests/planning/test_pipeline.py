@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import planner_core as shardscope
-from planner_core.core import DeviceMesh, NoteKind, PipelineAxis, Plan, placements_by_pattern
-from planner_core.core.errors import NoPlanFits
+from planner_core.core import DeviceMesh, NoPlanFits, NoteKind, PipelineAxis, Plan, placements_by_pattern
 from planner_core.cost import cost_model_of, price, price_with_host, step
 from planner_core.cost.memory import peak_memory
 from planner_core.models.zoo import ZOO

@@ -6,16 +6,14 @@ begins with what those before it found. Nothing here changes which plan is best,
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from planner_core.core import BlockPlan
 from planner_core.cost import Floats
 from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointAllowance
-
-TIE = 1e-6
-"""Relative difference below which two costs count as equal."""
+from planner_core.search.objective import TIE, Objective
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -90,24 +88,36 @@ class SumMatch:
     abandoned_above: float
 
 
+class SearchTables(Protocol):
+    """The tables of a search (`FoldedTables`), which another search of the problem continues with."""
+
+    objective: Objective
+
+    def make_exact(self, objective: Objective) -> None:
+        """Change to the same objective, but exact."""
+
+    def best_assignment(self, abandon_above: float) -> Assignment | None:
+        """Return the assignment of least priced cost, or the first one whose bound is above `abandon_above`."""
+
+
 @dataclass
 class SearchCache:
-    """What is known of one problem. Keys are objectives (`search.objective`), some with a budget of memory in bytes per GPU."""
+    """What is known of one problem: by objective, or by the kind of one and a budget of memory in bytes per GPU."""
 
-    exact: dict[Hashable, Assignment | None] = field(default_factory=dict)
+    exact: dict[Objective, Assignment | None] = field(default_factory=dict)
     """The best assignments, by objective."""
-    rough: dict[Hashable, object] = field(default_factory=dict)
+    rough: dict[Objective, SearchTables] = field(default_factory=dict)
     """The tables of searches that were not exact, by objective. An exact search of the same objective continues with them."""
-    pruned: dict[Hashable, Assignment] = field(default_factory=dict)
+    pruned: dict[Objective, Assignment] = field(default_factory=dict)
     """The last assignment of searches that ended early, since another problem has a better plan; by objective."""
-    infeasible: dict[tuple[Hashable, float], Answer] = field(default_factory=dict)
+    infeasible: dict[tuple[str, float], Answer] = field(default_factory=dict)
     """The answers of searches within a budget that ended above what was asked for."""
-    sum_matches: dict[tuple[Hashable, float], SumMatch] = field(default_factory=dict)
+    sum_matches: dict[tuple[str, float], SumMatch] = field(default_factory=dict)
     plans: dict[tuple[str, str, frozenset[tuple[str, int]]], BlockPlan] = field(default_factory=dict)
     """Finished block plans, by block, variant and states (see `extract_plan`)."""
     walks: dict[Any, Any] = field(default_factory=dict)
     """Simulated memory of copies of repeated blocks (see `cost.memory.block_memories`)."""
-    last_tables: object = None
+    last_tables: SearchTables | None = None
     """The tables of the last search."""
     unit_points: PointAllowance = field(default_factory=lambda: PointAllowance(MAX_UNIT_POINTS))
     """The points that may be formed to make costs of units exact while memory has prices. All prices share them: each has entries of its
