@@ -118,6 +118,14 @@ class Attention:
     def flops(self) -> int:
         """Two products forward (scores, values). Five backward: the scores again, and the gradients of both products' factors."""
         widths = 3 * self.head_dim + 2 * self.value_dim if self.backward else self.head_dim + self.value_dim
+        return self._count(widths)
+
+    @property
+    def repeated_flops(self) -> int:
+        """The scores that backward computes again."""
+        return self._count(self.head_dim) if self.backward else 0
+
+    def _count(self, widths: int) -> int:
         return int(2 * self.batch * self.heads * self.pairs * widths) * self.times
 
 
@@ -193,6 +201,12 @@ class Work:
     def backward_flops(self) -> int:
         """FLOPs of the backward kernels."""
         return sum(k.flops for k in self.backward)
+
+    @property
+    def model_flops(self) -> int:
+        """FLOPs of forward and backward without what a kernel computes again, as model FLOPs utilization counts them (PaLM, appendix B)."""
+        repeated = sum(k.repeated_flops for k in self.backward if isinstance(k, Attention))
+        return self.flops + self.backward_flops - repeated
 
 
 def work_of_parts(parts: tuple[Part, ...], wanted: Collection[int]) -> Work:

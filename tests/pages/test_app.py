@@ -319,6 +319,8 @@ def test_days_and_money_of_the_chosen_plan_are_said_once_tokens_are() -> None:
 def test_a_hub_id_is_told_what_it_needs_and_a_pasted_config_is_read() -> None:
     """One button takes whatever was given: a config's own appeared beside it after a click, so that the first one was lost."""
     at = open_page("overview", model="gpt2-xl", cluster="1x8-h100", layers="2")
+    # A form shows nothing of a file before its button is pressed: those of the model, the cluster and our setup waited without a word.
+    assert [c.value for c in at.caption].count("A file is read when *Plan* is pressed.") == 3
 
     def plan(pasted: str) -> None:
         next(t for t in at.text_area if str(t.key).startswith("f_own_pasted~")).set_value(pasted)

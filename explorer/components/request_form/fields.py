@@ -123,6 +123,7 @@ class Form:
         """Draw a field for a file; `take` turns its name and content into changed settings, and may raise as a parser does."""
         key = self._key(field, None, lambda given: take(given.name, given.getvalue()))
         st.file_uploader(label, type=list(types), key=key, help=help)
+        st.caption("A file is read when *Plan* is pressed.")
 
     def complete_with(self, complete: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         """Set what completes the changes of all fields together."""

@@ -82,15 +82,14 @@ def name_throughput(plan: Plan) -> str:
 
 
 def count_model_flops(graph: Graph) -> int:
-    """Count the FLOPs of products and attention, forward and backward, for the graph's batch."""
+    """Count the FLOPs of products and attention, forward and twice as many backward, for the graph's batch. A causal mask counts half."""
     repeats = graph.num_repeats
     return _count_flops(graph.top) + sum(n * _count_flops(graph.blocks[name]) for name, n in repeats.items())
 
 
 def _count_flops(block: Block) -> int:
-    # Recomputed operators are not counted twice: MFU is of the work that the model needs, whatever a plan runs again.
-    op_work = (work_of(op, block.values) for op in block.ops)
-    return sum(work.flops + work.backward_flops for work in op_work)
+    # What is computed again, by a plan or inside of an attention kernel, is not counted: MFU is of the work that the model needs.
+    return sum(work_of(op, block.values).model_flops for op in block.ops)
 
 
 def measure_speed(plan: Plan, flops: int, cluster: Cluster) -> Speed:
