@@ -139,7 +139,6 @@ MADE = re.compile(
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: f"lesson{x.number}")
-@pytest.mark.sample
 def test_every_number_of_a_lesson_is_named_in_a_test(lesson) -> None:  # type: ignore[no-untyped-def]
     told = "\n".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_learn*.py"))
     plain = {"turn", "at", "when", "inner"}  # places in a list that test_17's question walks through; a layout's GPUs

@@ -38,7 +38,7 @@ def open_page(page: str, **address: str) -> AppTest:
     return at.run()
 
 
-QUICK = {("t5-large", "compare"), ("resnet50-100k", "plans")}
+QUICK = {("t5-large", "plans")}
 
 
 def words(at: AppTest) -> str:
@@ -70,7 +70,6 @@ def test_micro_batches_that_do_not_divide_the_batch_come_with_those_that_do() ->
         for p in PAGES
     ],
 )
-@pytest.mark.slow(only=("t5-large-compare",))
 def test_page_opens_on_models_with_several_blocks(page: str, model: str) -> None:
     at = open_page(page, model=model, cluster="1x4-a100-pcie", layers="2" if model == "t5-large" else "")
     assert not at.exception and not at.error
@@ -214,14 +213,21 @@ def test_a_tool_bounds_the_search_names_the_plan_and_chooses_the_export() -> Non
 def test_the_page_compares_what_it_recommends_for_a_tool_with_the_best_of_all() -> None:
     """The first page and the report have one sentence, of the plan with stages and not of the best of one stage."""
     at = open_page(
-        "overview", model="llama-3-8b", layers="4", cluster="2x8-h100:inter=3", tool="megatron", plan="stages"
+        "overview",
+        model="llama-3-8b",
+        layers="4",
+        cluster="2x2-h100:inter=5",
+        batch="32",
+        seq="1024",
+        tool="megatron",
+        plan="stages",
     )
     assert not at.exception
     assert table(at)[0]["what"].startswith("recommended: with pipeline stages")
     recommended = table(at)[0]["cells"][0]
     (said,) = [c.value.replace("\\", "") for c in at.caption if "For Megatron" in c.value]
     step = f"{recommended['figure']} {recommended['unit']}".strip()
-    assert said.startswith(f"For Megatron-LM: a step takes {step} on its own kernels, ")
+    assert said.startswith("For Megatron-LM: a step ") and f" takes {step} on its own kernels, " in said
     assert said.endswith("which the torchrun script runs).")
 
 
@@ -285,8 +291,7 @@ def test_a_plan_of_a_method_is_charted_and_can_be_chosen() -> None:
     # Whoever is sent the link, or loads the page again, sees the same rows.
     assert at.query_params["methods"] == "all"
     again = open_page("plans", **address, methods="all")
-    # A search in the background may have added plans of less memory meanwhile.
-    assert {row["id"] for row in table(again)} >= {row["id"] for row in rows}
+    assert {row["id"] for row in table(again)} == {row["id"] for row in rows}
 
 
 def test_a_page_of_plans_needs_neither_torch_nor_transformers() -> None:

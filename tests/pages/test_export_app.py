@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
@@ -39,7 +38,6 @@ def test_the_export_keeps_the_plan_that_it_was_opened_for(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(current_plans, "current_result", current)
     monkeypatch.setattr(LaterSearch, "is_pending", lambda self: self is STAGES_SEARCH and not arrived)
-    monkeypatch.setattr(LaterSearch, "start", lambda self: SimpleNamespace(done=False))
     monkeypatch.setattr(exporting, "export", lambda p, *_, **__: exporting.ExportedFile(f"file of {p.name}", ()))
     at = open_page("overview", **SMALL, layers="3")
     at.button(key="export").click().run()

@@ -7,12 +7,14 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import planner_core as shardscope
+from planner_core.cli import pricing
 from planner_core.cli.main import _make_parser, _make_request, main
 from planner_core.cli.pricing import read_budget
 from planner_core.core import OPTIONS as TABLE
@@ -227,11 +229,20 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
 
 def answer_of_command(command: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> object:
     """What a command writes; of those that ask a function above, what they ask."""
+    args = _make_parser().parse_args([command, *words])
     if command in ("plan", "compare", "fold"):
-        args = _make_parser().parse_args([command, *words])
         return _make_request(args), command != "fold" and read_budget(args)
-    assert main([command, *words, "--json", *(["--alone"] if command == "price" else [])]) == 0
+    if command == "price":
+        with mock.patch.object(pricing, "price_statement", side_effect=Asked) as asked, pytest.raises(Asked):
+            args.run(args)
+        pricer, stated = asked.call_args.args
+        return stated, pricer.model, pricer.cluster, pricer.memory_gb, read_budget(args)
+    assert main([command, *words]) == 0
     return capsys.readouterr().out
+
+
+class Asked(Exception):
+    """Ends a command once it is known what it asks."""
 
 
 @pytest.mark.parametrize("command", ["plan", "compare", "network", "price", "fold"])
