@@ -35,102 +35,53 @@ LONGEST_INLINE = 48
 """An expression of at most this many characters may be written inside another one."""
 
 
-@dataclass
-class FunctionWriter:
-    """Writes the calls of one unit. `wanted` are the values that other units use."""
+class FunctionArguments:
+    """What the function of a unit takes: values that other units make, constants, buffers, and weights with the steps of each use.
 
-    layout: PlannedTape
-    moves: MoveTable
-    calls: Sequence[TapeCall]
-    prefix: str
-    wanted: set[int]
-    name_object: Any
-    outer_steps: Mapping[tuple[int, str], OuterSteps]
-    """For each parameter and call site that uses it: the steps that are taken outside of the function."""
-    recomputed: bool = False
-    """Whether the function runs again in backward."""
-    kept_sites: Collection[str] = ()
-    """The call sites whose results are kept when it is recomputed."""
-    input_names: Sequence[str] = ()
-    """The names of the inputs in the other copies."""
-    inputs: list[int] = field(default_factory=list)
-    cuts: list[PlacedConstant] = field(default_factory=list)
-    weights: dict[tuple[int, int], UnitUse] = field(default_factory=dict)
-    buffers: dict[PlacedConstant, UnitBuffer] = field(default_factory=dict)
-    values: dict[int, ast.expr] = field(default_factory=dict)
-    seeds: int = 0
+    `outer_steps`: for each parameter and call site that uses it the steps that are taken outside of the function. `recomputed`: whether
+    the function runs again in backward.
+    """
 
-    def write(self) -> FunctionSource:
-        """Write the function."""
-        self.tape = self.layout.tape
-        self.results = {n for c in self.calls for n in c.outputs}
-        self.saved = {n for c in self.calls for n in c.saved}
-        self.makers = {n: c for c in self.tape.calls for n in c.outputs}
-        saving = (now for now, call in enumerate(self.calls) if call.saved)
+    def __init__(
+        self,
+        layout: PlannedTape,
+        calls: Sequence[TapeCall],
+        prefix: str,
+        outer_steps: Mapping[tuple[int, str], OuterSteps],
+        *,
+        recomputed: bool,
+    ) -> None:
+        self.layout, self.calls, self.prefix, self.outer_steps = layout, calls, prefix, outer_steps
+        self.tape, self.recomputed = layout.tape, recomputed
+        saving = (now for now, call in enumerate(calls) if call.saved)
         # The last line that runs again in backward: a block runs again up to the last operator that saves something.
-        self.last_recomputed = max(saving, default=-1) if self.recomputed else -1
-        self._find_uses()
-        self.names = NameScope(RESERVED | self.moves.taken)
-        self.body: list[ast.stmt] = []
-        self.inlined: dict[int, ast.expr] = {}  # expressions that will be written inside a later one
-        self.operands_of_inlined: list[int] = []  # the values that these use
-        self._collect_arguments()
-        stopped: list[bool] = []  # of each line of the body: whether the model's code ran it under torch.no_grad
-        for now, call in enumerate(self.calls):
-            self._write_call(now, call)
-            # A call may write no line (it is inlined) or several (its `del`), so the flags are filled up to the lines that are there.
-            stopped += [call.stops] * (len(self.body) - len(stopped))
-        outputs = [n for c in self.calls for n in c.outputs if n in self.wanted]
-        first = [*(["w"] if self.weights or self.buffers else []), *(["seed"] if self.seeds else [])]
-        return FunctionSource(
-            [*first, *self.named_inputs, *self.cut_names],
-            wrap_no_grad(self.body, stopped),
-            [self.values[n] for n in outputs],
-            self.inputs,
-            self.named_inputs,
-            self.cuts,
-            list(self.weights.values()),
-            list(self.buffers.values()),
-            outputs,
-            self.seeds,
-        )
-
-    # --- arguments ------------------------------------------------------------------------------------
-
-    def _find_uses(self) -> None:
-        self.uses: dict[int, list[int]] = {}
-        self.users: dict[int, list[TapeCall]] = {}
-        for now, call in enumerate(self.calls):
-            for number in call.inputs:
-                self.uses.setdefault(number, []).append(now)
-                self.users.setdefault(number, []).append(call)
-
-    def _last_use(self, number: int, now: int) -> int:
-        """Return the last line that uses a value."""
-        return 1 << 60 if number in self.wanted else max(self.uses.get(number, [now]))
-
-    def _collect_arguments(self) -> None:
-        for now, call in enumerate(self.calls):
-            edges = self.layout.row(call).inputs if call.kind == "op" else [None] * len(call.inputs)
+        self.last_recomputed = max(saving, default=-1) if recomputed else -1
+        self.saved = {n for c in calls for n in c.saved}
+        self.results = {n for c in calls for n in c.outputs}
+        self.uses = list_uses(calls)
+        self.inputs: list[int] = []
+        self.cuts: list[PlacedConstant] = []
+        self.weights: dict[tuple[int, int], UnitUse] = {}
+        self.buffers: dict[PlacedConstant, UnitBuffer] = {}
+        for now, call in enumerate(calls):
+            edges = layout.row(call).inputs if call.kind == "op" else [None] * len(call.inputs)
             for number, edge in zip(call.inputs, edges, strict=True):
-                kind = self.tape.tensors[number].kind
-                if kind == PARAMETER:
-                    self._add_weight(now, number)
-                elif kind != COMPUTED and edge is not None:
-                    self._add_constant(number, edge)
-                elif number not in self.results and number not in self.inputs:
-                    self.inputs.append(number)
-        named = (
-            self.input_names
-            if len(self.input_names) == len(self.inputs)
-            else [self.wanted_name(n) for n in self.inputs]
-        )
-        self.named_inputs = [self.names.keep(name) for name in named]
-        self.values.update(zip(self.inputs, map(path, self.named_inputs), strict=True))
-        self.cut_names = [self.names.keep(self.wanted_name(n)) for n, _ in self.cuts]
+                self._add_operand(now, number, edge)
+
+    def _add_operand(self, now: int, number: int, edge: Edge | None) -> None:
+        kind = self.tape.tensors[number].kind
+        if kind == PARAMETER:
+            self._add_weight(now, number)
+        elif kind != COMPUTED and edge is not None:
+            self._add_constant(number, edge)
+        elif number not in self.results and number not in self.inputs:
+            self.inputs.append(number)
+
+    def weight(self, now: int, number: int) -> UnitUse:
+        """Return the use of a parameter by the call on line `now`."""
+        return self.weights[self._use_key(now, number)]
 
     def _use_key(self, now: int, number: int) -> tuple[int, int]:
-        """Return the key of the use of a parameter by the call on line `now`."""
         # Each call that reads a gathered weight has a gather of its own, and so an argument of its own. Other weights have one in all.
         return number, now if self.outer_steps[number, self.calls[now].site][0] else -1
 
@@ -138,12 +89,12 @@ class FunctionWriter:
         key = self._use_key(now, number)
         if key not in self.weights:
             gather, reduce = self.outer_steps[number, self.calls[now].site]
-            users = [self.calls[now]] if key[1] == now else self.users[number]
+            lines = [now] if key[1] == now else self.uses[number]
+            users = [self.calls[line] for line in lines]
             live_calls = [call for call in users if any(n in self.layout.with_gradient for n in call.outputs)]
-            first = now if key[1] == now else min(self.uses[number])
-            regather = (
-                bool(live_calls) and any(number in call.saved for call in users)
-            ) or first <= self.last_recomputed
+            regather = (bool(live_calls) and any(number in call.saved for call in users)) or lines[
+                0
+            ] <= self.last_recomputed
             saved = not self.recomputed and any(self._autograd_keeps_view(call, number) for call in users)
             trained = self.tape.tensors[number].grad and any(number in call.gives_gradient() for call in live_calls)
             name = self.layout.parameters[number]
@@ -176,6 +127,70 @@ class FunctionWriter:
         wishes = itertools.chain((short, long), (f"{short}_{count}" for count in itertools.count(2)))
         return next(name for name in wishes if name not in names_taken)
 
+
+@dataclass
+class FunctionWriter:
+    """Writes the function of a unit that takes `arguments`. `wanted` are the values that other units use."""
+
+    arguments: FunctionArguments
+    moves: MoveTable
+    wanted: set[int]
+    name_object: Any
+    kept_sites: Collection[str] = ()
+    """The call sites whose results are kept when it is recomputed."""
+    input_names: Sequence[str] = ()
+    """The names of the inputs in the other copies."""
+    values: dict[int, ast.expr] = field(default_factory=dict)
+    seeds: int = 0
+
+    def write(self) -> FunctionSource:
+        """Write the function."""
+        arguments = self.arguments
+        self.layout, self.tape, self.calls, self.uses = (
+            arguments.layout,
+            arguments.tape,
+            arguments.calls,
+            arguments.uses,
+        )
+        self.makers = {n: c for c in self.tape.calls for n in c.outputs}
+        self.names = NameScope(RESERVED | self.moves.taken)
+        self.body: list[ast.stmt] = []
+        self.inlined: dict[int, ast.expr] = {}  # expressions that will be written inside a later one
+        self.operands_of_inlined: list[int] = []  # the values that these use
+        self._name_arguments()
+        stopped: list[bool] = []  # of each line of the body: whether the model's code ran it under torch.no_grad
+        for now, call in enumerate(self.calls):
+            self._write_call(now, call)
+            # A call may write no line (it is inlined) or several (its `del`), so the flags are filled up to the lines that are there.
+            stopped += [call.stops] * (len(self.body) - len(stopped))
+        outputs = [n for c in self.calls for n in c.outputs if n in self.wanted]
+        first = [*(["w"] if arguments.weights or arguments.buffers else []), *(["seed"] if self.seeds else [])]
+        return FunctionSource(
+            [*first, *self.named_inputs, *self.cut_names],
+            wrap_no_grad(self.body, stopped),
+            [self.values[n] for n in outputs],
+            arguments.inputs,
+            self.named_inputs,
+            arguments.cuts,
+            list(arguments.weights.values()),
+            list(arguments.buffers.values()),
+            outputs,
+            self.seeds,
+        )
+
+    # --- names ----------------------------------------------------------------------------------------
+
+    def _last_use(self, number: int, now: int) -> int:
+        """Return the last line that uses a value."""
+        return 1 << 60 if number in self.wanted else self.uses.get(number, [now])[-1]
+
+    def _name_arguments(self) -> None:
+        inputs = self.arguments.inputs
+        named = self.input_names if len(self.input_names) == len(inputs) else [self.wanted_name(n) for n in inputs]
+        self.named_inputs = [self.names.keep(name) for name in named]
+        self.values.update(zip(inputs, map(path, self.named_inputs), strict=True))
+        self.cut_names = [self.names.keep(self.wanted_name(n)) for n, _ in self.arguments.cuts]
+
     def wanted_name(self, number: int) -> str:
         """Return the name for a value: that of the model's statement that assigns it, or of the layer whose weight makes it."""
         maker = self.makers.get(number)
@@ -194,7 +209,7 @@ class FunctionWriter:
     def _uses_results_of(self, maker: TapeCall, call: TapeCall) -> bool:
         """Return whether the statement of `maker` uses the results of `call`, at once or through other modules that it calls."""
         siblings = maker.scope.rpartition(".")[0] + "."
-        users = [c for n in call.outputs for c in self.users.get(n, ())]
+        users = [self.calls[line] for n in call.outputs for line in self.uses.get(n, ())]
         return any(
             c.line == maker.line
             or (c.scope.startswith(siblings) and c.scope != maker.scope and self._uses_results_of(maker, c))
@@ -264,7 +279,7 @@ class FunctionWriter:
         """Write an operand with the placements that the operator takes."""
         tensor = self.tape.tensors[number]
         if tensor.kind == PARAMETER:
-            use = self.weights[self._use_key(now, number)]
+            use = self.arguments.weight(now, number)
             forward_steps, backward_steps = self.moves.real(edge.forward), self.moves.real(edge.backward)
             forward, backward_steps = (
                 forward_steps[len(use.gather) :],
@@ -273,10 +288,10 @@ class FunctionWriter:
             inner = replace(edge, forward=forward, backward=backward_steps)
             return self._move_operand(now, number, path(f"w.{use.argument}"), inner)
         if tensor.kind == BUFFER:
-            part = path(f"w.{self.buffers[number, edge.dst.forward].argument}")
+            part = path(f"w.{self.arguments.buffers[number, edge.dst.forward].argument}")
             return _divide_constant(part, self.layout, self.moves, edge.dst.forward)
         if tensor.kind != COMPUTED:
-            return path(self.cut_names[self.cuts.index((number, edge.dst.forward))])
+            return path(self.cut_names[self.arguments.cuts.index((number, edge.dst.forward))])
         return self._move_operand(now, number, self._read_value(number), edge)
 
     def _move_operand(self, now: int, number: int, value: ast.expr, edge: Edge) -> ast.expr:
@@ -348,7 +363,7 @@ class FunctionWriter:
         if now == len(self.calls) - 1 or any(n in self.inlined for n in call.outputs):
             return
         results = {self._name_of_value(n) for n in call.outputs}
-        operands = (n for n in self.operands_of_inlined if n in self.results)
+        operands = (n for n in self.operands_of_inlined if n in self.arguments.results)
         dead = [name for n in operands if (name := self._name_of_value(n)) and self.names.free_after[name] <= now]
         dead = [name for name in dead if name not in results]
         dead += [
@@ -364,6 +379,15 @@ class FunctionWriter:
         """Return the name of a value, "" if it has none."""
         value = self.values.get(number)
         return value.id if isinstance(value, ast.Name) else ""
+
+
+def list_uses(calls: Sequence[TapeCall]) -> dict[int, list[int]]:
+    """Return the lines, in order, of the calls that take each value."""
+    uses: dict[int, list[int]] = {}
+    for now, call in enumerate(calls):
+        for number in call.inputs:
+            uses.setdefault(number, []).append(now)
+    return uses
 
 
 def _keep_results(call: TapeCall) -> ast.expr:

@@ -25,7 +25,7 @@ from planner_core.runtime.write.expressions import (
     to_identifier,
     to_snake_case,
 )
-from planner_core.runtime.write.functions import INSIDE, FunctionWriter, OuterSteps
+from planner_core.runtime.write.functions import INSIDE, FunctionArguments, FunctionWriter, OuterSteps
 from planner_core.runtime.write.moves import MoveTable, split_weight_steps
 from planner_core.runtime.write.placed_tape import BlockCopy, PlannedTape
 from planner_core.runtime.write.specs import Program, UnitInstance
@@ -116,7 +116,7 @@ class _ProgramWriter:
     # --- units ----------------------------------------------------------------------------------------
 
     def _choose_outer_steps(self) -> None:
-        """Choose for each use of a parameter the steps that are taken outside of the function (`FunctionWriter.outer_steps`)."""
+        """Choose for each use of a parameter the steps that are taken outside of the function (`FunctionArguments`)."""
         reduces: dict[int, set[tuple[Step, ...]]] = {}
         self.outer_steps: list[dict[tuple[int, str], OuterSteps]] = []
         for instance in self.instances:
@@ -168,15 +168,18 @@ class _ProgramWriter:
             instance = self.instances[index]
             version = {n for c in instance.calls for n in c.outputs}
             outputs_wanted = {n for n in version if n in lasting or used_by.get(n, set()) - {index}}
-            writer = FunctionWriter(
+            arguments = FunctionArguments(
                 self.layout,
-                self.moves,
                 instance.calls,
                 instance.prefix,
+                self.outer_steps[index],
+                recomputed=self.recompute.get(instance.label, "none") != "none",
+            )
+            writer = FunctionWriter(
+                arguments,
+                self.moves,
                 outputs_wanted,
                 self._name_object,
-                self.outer_steps[index],
-                self.recompute.get(instance.label, "none") != "none",
                 self.kept_sites,
                 input_names.get(instance.label, ()),
             )
