@@ -46,7 +46,6 @@ HEAVY = {
 }
 LIGHT_ALL_THE_SAME = {
     "verification/static.py",  # the pages ask it whether a plan can run
-    "exporters/targets.py",  # and this, in which forms it can leave
 }
 MAY_CALL_HEAVY = {"models/loading.py", "cli/main.py"}
 HEAVY_LIBRARIES = {"torch", "transformers"}

@@ -10,7 +10,7 @@ import pytest
 
 import planner_core as shardscope
 from planner_core.cli.main import _make_parser
-from planner_core.exporters.targets import TARGETS
+from planner_core.planning.methods import TARGETS
 from tests.support.snippets import ROOT, Session, Snippet, same, snippets, steps
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("C*.md")])

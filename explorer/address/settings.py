@@ -26,7 +26,6 @@ from planner_core.core import (
     parse_tokens,
     split_size,
 )
-from planner_core.exporters import TARGETS
 from planner_core.models import ZOO, default_sizes
 from planner_core.planning import Request, methods
 
@@ -64,8 +63,7 @@ OBJECTIVES = {"time": "step time", "communication": "communication"}
 _FIRST = ("torchtitan", "fsdp2", "megatron", "deepspeed", "hf", "accelerate")
 TOOLS = {
     "": "any tool",
-    **{tool: TARGETS[tool].title for tool in (*_FIRST, *(t for t in methods.TOOLS if t not in _FIRST))},
-    "hf": "transformers",
+    **{tool: methods.TOOLS[tool].title for tool in (*_FIRST, *(t for t in methods.TOOLS if t not in _FIRST))},
 }
 """The tools to whose settings the search can keep."""
 OVERLAYS = ("split", "memory", "flops", "forward", "backward")

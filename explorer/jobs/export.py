@@ -13,7 +13,8 @@ from typing import Any
 
 from explorer.text.option_words import word_terms
 from planner_core.core import Plan, PlannerError, Sentence, plan_to_json
-from planner_core.exporters import TARGETS, Remark, RemarkKind
+from planner_core.exporters import Remark, RemarkKind
+from planner_core.planning.methods import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 120

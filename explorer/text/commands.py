@@ -10,6 +10,7 @@ from dataclasses import fields
 
 from planner_core.core import AUTO, OPTIONS, Cluster
 from planner_core.planning import Request
+from planner_core.planning.methods import TARGETS
 from planner_core.planning.pricing import GROWING_SEGMENTS
 
 ALWAYS_WRITTEN = ("cluster",)
@@ -70,10 +71,6 @@ def verify_command(file: str) -> str:
     return f"python -m planner_core verify {shlex.quote(file)} --fake"
 
 
-TRAINER = "train.py"
-"""The user's own script, where a form is read by one."""
-
-
 def join_sentences(texts: Sequence[str]) -> str:
     """Join remarks to one paragraph: each a sentence with a capital and a full stop."""
     return " ".join(f"{text[:1].upper()}{text[1:].removesuffix('.')}." for text in texts if text)
@@ -89,11 +86,5 @@ def launch_command(target: str, cluster: Cluster, file: str, option: str = "") -
     run = f"torchrun --standalone --nproc-per-node {per_node}"
     if nodes > 1:
         run = f"torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-endpoint $HEAD:29500"
-    forms = {
-        "torchrun": f"{run} {file}{option} --save FOLDER",
-        "torchtitan": f"{run} -m torchtitan.train{option} $(grep -v '^#' {file})",
-        "megatron": f"{run} pretrain_gpt.py $(cat {file})",
-        "deepspeed": f"deepspeed --num_nodes {nodes} --num_gpus {per_node} {TRAINER} --deepspeed_config {file}",
-        "accelerate": f"accelerate launch --config_file {file} {TRAINER}",
-    }
-    return f"{GROWING_SEGMENTS} {forms.get(target, f'{run} {TRAINER}')}"
+    line = TARGETS[target].launch.format(torchrun=run, file=file, option=option, nodes=nodes, per_node=per_node)
+    return f"{GROWING_SEGMENTS} {line}"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from explorer.text.recipe import layout_line
 from explorer.text.units import GIB, memory, seconds
 from planner_core.core import OPTIONS, Note, PlannerError, Sentence, Term, option_switch
-from planner_core.exporters import TARGETS, Remark, RemarkKind, name_file
-from planner_core.planning.methods import ALL, parse_layout
+from planner_core.exporters import Remark, RemarkKind, name_file
+from planner_core.planning.methods import ALL, TARGETS, parse_layout
 
 
 def page_wording(sentence: str | Note | Exception) -> str:

@@ -1,7 +1,7 @@
 """Write a plan in the form of another program.
 
-`TARGETS` has one entry for each form: its name, its writer, its limits. `export_text` writes the plan, or raises an error that
-says why the form cannot hold it. `nearest_text` writes the best plan that the form can hold.
+`planning.methods.tools` has one entry for each form: its name, its writer, its limits. `export_text` writes the plan, or raises an
+error that says why the form cannot hold it. `nearest_text` writes the best plan that the form can hold.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from planner_core import lazy_exports
-from planner_core.exporters.remarks import Remark, RemarkKind, data_option, name_file, torchtitan_option
-from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
+from planner_core.exporters.remarks import Remark, RemarkKind, name_file
 
 if TYPE_CHECKING:
     from planner_core.exporters.api import check_file_name, export, export_text, nearest_text, write_export

@@ -39,8 +39,8 @@ from planner_core.exporters.nearest import (
     unstated_options,
 )
 from planner_core.exporters.remarks import NEAREST, PRICE_FILE, Remark, RemarkKind, name_file
-from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
-from planner_core.planning.methods import WHOLE_PLANS, CannotHold, TpLayout, megatron_fault
+from planner_core.exporters.targets import write_target
+from planner_core.planning.methods import TARGETS, TOOLS, WHOLE_PLANS, CannotHold, Target, TpLayout
 from planner_core.planning.pricing import FORMATS
 
 UNPRICED = "what this form does could not be priced on the plan's mesh"
@@ -76,7 +76,7 @@ class ExportedPlan:
 
 def write_form(plan: Plan, target: Target) -> ExportedPlan:
     """Write a plan in a form that can hold it, and price the form's execution. Raises InputError."""
-    text, remarks, layout = target.write(plan)
+    text, remarks, layout = write_target(target, plan)
     if not plan.fits:
         remarks = (_shortage(plan), *remarks)
     companion = (target.plan_suffix, json.dumps(plan_to_json(plan), indent=1) + "\n") if target.plan_suffix else None
@@ -168,7 +168,7 @@ def find_target(name: str) -> Target:
 def _find_target_for(plan: Plan, name: str) -> Target:
     """Return the form of this name, if it can hold the plan's stages. Raises InputError."""
     form = find_target(name)
-    if name not in TARGETS_WITH_STAGES and plan.pipeline:
+    if plan.pipeline and not form.holds_stages:
         why = f"{form.why_no_stages}; " if form.why_no_stages else ""
         refuse_stages(plan, named_form(name), Sentence(why, _suggest_for_stages(plan)))
     return form
@@ -176,34 +176,35 @@ def _find_target_for(plan: Plan, name: str) -> Target:
 
 def _suggest_for_stages(plan: Plan) -> Sentence:
     """Name the forms that hold this plan's stages, why the others do not, and how to plan for these if none of a tool does."""
+    targets = [target for target in TARGETS.values() if target.holds_stages]
     holding, refusals, tools = [], [], []
-    for name in TARGETS_WITH_STAGES:
-        target = TARGETS[name]
+    for target in targets:
         # The plan file and the script hold every plan; a tool's own pipeline may not, which only its writer knows.
         if not target.runs_whole_plan:
             try:
-                target.write(plan)
+                write_target(target, plan)
             except InputError as error:
-                refusals.append(Sentence(f"; {name} does not hold it: ", error.sentence))
+                refusals.append(Sentence(f"; {target.name} does not hold it: ", error.sentence))
                 continue
-            tools.append(name)
-        holding.append(name)
-    hint = Sentence() if tools else _suggest_tools(plan, TARGETS_WITH_STAGES)
+            tools.append(target)
+        holding.append(target.name)
+    hint = Sentence() if tools else _suggest_tools(plan, targets)
     return Sentence("give ", Sentence.from_list(" or ", map(named_form, holding)), *refusals, hint)
 
 
-def _suggest_tools(plan: Plan, names: Iterable[str]) -> Sentence:
+def _suggest_tools(plan: Plan, targets: Iterable[Target]) -> Sentence:
     """Say how to plan for those of the tools whose settings state stages of the plan's model; empty where none of them does."""
-    tools = [named("tool", name) for name in names if plan.pipeline and _may_have_stages(name, plan, plan.pipeline)]
+    tools = [named("tool", t.name) for t in targets if plan.pipeline and _may_have_stages(t, plan, plan.pipeline)]
     return Sentence("; ", Sentence.from_list(" or ", tools), " plans what it can be told") if tools else Sentence()
 
 
-def _may_have_stages(name: str, plan: Plan, cut: Pipeline) -> bool:
-    if name == "megatron":
-        return not megatron_fault(plan)
+def _may_have_stages(target: Target, plan: Plan, cut: Pipeline) -> bool:
+    tool = TOOLS.get(target.name)
+    if tool is None or tool.stages is None or (tool.find_fault and tool.find_fault(plan)):
+        return False
     with suppress(InputError):
         check_single_stack(plan, cut)
-        return name == "torchtitan"
+        return True
     return False
 
 
@@ -217,7 +218,7 @@ def export_text(plan: Plan, target: str) -> ExportedPlan:
         return write_form(plan, form)
     except InputError as error:
         alternative = _describe_alternative(plan, form)
-        if alternative is None and (hint := _suggest_tools(plan, [target])):
+        if alternative is None and (hint := _suggest_tools(plan, [form])):
             raise InputError(error.sentence, hint) from None
         if alternative is None:
             raise

@@ -5,14 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from planner_core.core import Plan, Sentence, Term
-from planner_core.models import trains_on_tokens
-
-TORCHTITAN_CONFIGS: dict[tuple[int | None, ...], str] = {
-    (4096, 32, 32, 8, 128256): "llama3_8b",
-    (8192, 80, 64, 8, 128256): "llama3_70b",
-    (16384, 126, 128, 8, 128256): "llama3_405b",
-}
-"""torchtitan 0.3's configs of its Llamas, by width, layers, heads, groups and vocabulary."""
+from planner_core.planning.methods import Target
 
 
 class RemarkKind(Enum):
@@ -60,30 +53,9 @@ def name_file(sentence: str, path: str) -> str:
     return Sentence(*(path if part == FILE else part for part in sentence.parts))
 
 
-def data_option(plan: Plan) -> str:
-    """Return the option of the torchrun script for samples: a file of tokens trains causal language models only, the others take a folder
-    of a Hugging Face dataset. A user's own code brings its samples, so it has none."""
-    config = plan.model.config
-    if "callable" in config:
-        return ""
-    classes = config.get("architectures")
-    if not classes:  # transformers chooses the class when the script runs
-        return " --data TOKENS_OR_DATASET"
-    name = classes[0] if isinstance(classes, (list, tuple)) else classes
-    return f" --data {'TOKENS' if trains_on_tokens(str(name)) else 'DATASET'}"
-
-
-def torchtitan_config(plan: Plan) -> str:
-    """Return the name of torchtitan's own config for a plan's model, which the written options name; empty if it has none."""
-    config = plan.model.config
-    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
-    return (
-        TORCHTITAN_CONFIGS.get(tuple(config.get(size) for size in sizes), "")
-        if config.get("model_type") == "llama"
-        else ""
-    )
-
-
-def torchtitan_option(plan: Plan) -> str:
-    """Return the options of torchtitan's command line for a model that it has no config for: MODEL and CONFIG are then a user's."""
-    return "" if torchtitan_config(plan) else " --module MODEL --config CONFIG"
+def describe_launch(
+    target: Target, plan: Plan, torchrun: str = "torchrun ...", before: str = "", after: str = ""
+) -> Remark:
+    """Return the line that runs a written file, between two texts. `torchrun`: what starts the ranks."""
+    start, end = (part.format(torchrun=torchrun, option=target.option(plan)) for part in target.launch.split("{file}"))
+    return Remark(before, start, FILE, end, after, kind=RemarkKind.LAUNCH)

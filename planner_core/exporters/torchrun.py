@@ -11,9 +11,11 @@ from collections.abc import Sequence
 import planner_core.runtime.program as program
 from planner_core.core import STANDIN_LOSS, InputError, Plan, params_by_pattern
 from planner_core.exporters.configs.common import launch_sizes
-from planner_core.exporters.remarks import data_option
+from planner_core.exporters.remarks import FILE, Remark, RemarkKind, describe_launch
 from planner_core.exporters.source import template_text
+from planner_core.exporters.targets import WrittenForm
 from planner_core.models import load_plan_graph
+from planner_core.planning.methods import TORCHRUN
 from planner_core.planning.pricing import count_model_flops
 from planner_core.runtime.stages import check_schedule
 from planner_core.runtime.training import Blocks, blocks_of
@@ -38,7 +40,30 @@ import planner_core as shardscope
 from planner_core.runtime import training"""
 
 
-def write_torchrun_script(plan: Plan) -> str:
+def write_torchrun(plan: Plan) -> WrittenForm:
+    """Write the script, with remarks about how to run it. Raises InputError for a model that the script could not build."""
+    nodes, processes = launch_sizes(plan)
+    source = plan.model.config.get("callable")
+    tiny = Remark(
+        "Try it without a GPU: torchrun --standalone --nproc-per-node 4 ",
+        FILE,
+        " --tiny --steps 20 --report-every 1",
+        kind=RemarkKind.LAUNCH,
+    )
+    user_model = f"It imports {source}, builds the model whole on every rank, and trains on its example inputs: put your data loader there"
+    run = describe_launch(
+        TORCHRUN,
+        plan,
+        f"torchrun --nproc-per-node {processes} --nnodes {nodes}",
+        before=f"Run it on {plan.num_gpus} GPUs: ",
+    )
+    plan_file = (
+        "It imports Shardscope, and reads the plan from a file beside it, called as the script but ending in .plan.json"
+    )
+    return _write_script(plan), (run, user_model if source else tiny, plan_file), None
+
+
+def _write_script(plan: Plan) -> str:
     """Write the script's source. Raises InputError for a model that the script could not build.
 
     An export never runs code that a plan file names, so the blocks of a user's own model are generated when the script runs.
@@ -92,7 +117,7 @@ def _write_docstring(plan: Plan) -> str:
     lines = [
         f'"""Train {plan.model.name} under the plan "{plan.name}" on {_describe_mesh(plan)}.',
         "",
-        f"    torchrun --nproc-per-node {processes} --nnodes {nodes} --max-restarts 3 FILE{data_option(plan)} --save run",
+        f"    torchrun --nproc-per-node {processes} --nnodes {nodes} --max-restarts 3 FILE{TORCHRUN.option(plan)} --save run",
         "    torchrun --standalone --nproc-per-node 4 FILE --tiny --steps 20 --report-every 1    # no GPU needed",
         "",
         "Written by Shardscope, which it needs (pip install 'shardscope[models]'), with torch 2.6 or later and the plan beside",

@@ -25,7 +25,7 @@ from planner_core.core import (
     stack_names,
 )
 from planner_core.models import brings_inputs, default_sizes
-from planner_core.planning.methods import GRADIENTS, bounding_tool, find_method
+from planner_core.planning.methods import TOOLS, bounding_tool, find_method
 from planner_core.search.algebra import MAX_UNIT_POINTS
 
 Progress = Callable[[str], None]
@@ -112,7 +112,8 @@ class Request(Software):
         torch's kernels, and 441 ms and 74 GiB on Megatron-LM's, which do not fit. Kernels that the request states count as they do
         beside a tool's file."""
         stack = self.tool if self.stack is None and self.tool in stack_names() else self.stack
-        gradients = GRADIENTS.get(str(self.tool)) if self.gradients is None else self.gradients
+        tool = TOOLS.get(str(self.tool))
+        gradients = tool.gradients if tool and self.gradients is None else self.gradients
         return replace(self, stack=stack, gradients=gradients)
 
     def check(self) -> None:

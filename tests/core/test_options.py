@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import planner_core as shardscope
+from explorer.address import settings
 from explorer.text import commands
 from explorer.text.option_words import page_wording
 from planner_core.cli.main import main
@@ -74,7 +75,8 @@ def test_memory_tools_and_methods_are_named_as_each_user_knows_them() -> None:
     tool, method = Term("tool", "hf", None, "hf"), Term("method", "hf-expert", None, "hf-expert")
     note = Sentence("for ", tool, ": ", memory_amount(80e9), ", as ", method)
     assert note == note.worded(option_switch) == "for hf: 74.5 GiB, as hf-expert"
-    assert page_wording(note) == "For Hugging Face: 74.5 GiB, as hf-expert."
+    # The list of tools on the page has the same name.
+    assert page_wording(note) == f"For {settings.TOOLS['hf']}: 74.5 GiB, as hf-expert."
 
 
 def test_a_sentence_keeps_its_terms_where_it_goes() -> None:

@@ -28,8 +28,7 @@ from planner_core.core import DeviceMesh, InputError, Sentence, axis_names, load
 from planner_core.core.plan_json import plan_from_json
 from planner_core.exporters import Remark, RemarkKind
 from planner_core.exporters.api import export_text
-from planner_core.exporters.targets import TARGETS
-from planner_core.planning.methods import CannotHold
+from planner_core.planning.methods import TARGETS, CannotHold
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from tests.support.plans import planned
@@ -370,11 +369,13 @@ def test_the_launch_line_of_torchtitan_names_a_module_where_it_has_no_config(lay
 @pytest.mark.parametrize("target", ["torchrun", "torchtitan", "megatron", "accelerate", "fsdp2", "deepspeed", "plan"])
 def test_a_broken_command_is_the_same_to_a_shell(target: str) -> None:
     """A line ended in “--” and went on with “data”: who typed what he read put a space there."""
-    command = commands.launch_command(target, load_cluster("2x8-h100"), "file.txt").replace("$(", "'' $(echo ")
     if target == "plan":
         command = commands.plan_command(
             Request("llama-3-8b", seq=2048), "a folder/it's.json", "trade-off with recomputation 1"
         )
+    else:
+        line = commands.launch_command(target, load_cluster("2x8-h100"), "file.txt")
+        command = line.replace("$(", "'' $(echo ")
     shown = commands.break_line(command)
     lines = shown.split(" \\\n  ")
     assert len(lines) > 1 and " ".join(lines) == command and max(map(len, shown.splitlines())) <= commands.LINE_LENGTH

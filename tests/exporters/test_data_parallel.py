@@ -23,9 +23,9 @@ from planner_core.core import DeviceMesh, Edge, InputError, ParamPlan, Plan, R, 
 from planner_core.cost import zero_stage
 from planner_core.exporters.api import export, export_text, nearest_text
 from planner_core.exporters.nearest import data_parallel_plans
-from planner_core.exporters.remarks import Remark, RemarkKind, data_option
+from planner_core.exporters.remarks import Remark, RemarkKind
 from planner_core.planning import Request, plan_model
-from planner_core.planning.methods import parse_layout
+from planner_core.planning.methods import TORCHRUN, parse_layout
 from planner_core.planning.pipeline import PASSES
 from planner_core.planning.pricing import Statement
 from tests.support.plans import pricer
@@ -387,8 +387,8 @@ def test_a_launch_names_the_data_that_the_script_reads() -> None:
     }
     for name, option in options.items():
         config = {"architectures": [name]}
-        assert data_option(replace(plan, model=replace(plan.model, config=config))) == option
+        assert TORCHRUN.option(replace(plan, model=replace(plan.model, config=config))) == option
     unnamed = replace(plan, model=replace(plan.model, config={"model_type": "llama"}))
-    assert data_option(unnamed) == " --data TOKENS_OR_DATASET"
+    assert TORCHRUN.option(unnamed) == " --data TOKENS_OR_DATASET"
     own = replace(plan, model=replace(plan.model, config={"callable": "model.py:build"}))
-    assert data_option(own) == "", "the script refuses the option for a model that brings its inputs"
+    assert TORCHRUN.option(own) == "", "the script refuses the option for a model that brings its inputs"

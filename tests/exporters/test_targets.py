@@ -24,10 +24,10 @@ from planner_core.cost.communication.collectives import wire_bytes
 from planner_core.exporters import api
 from planner_core.exporters.api import export, export_text
 from planner_core.exporters.nearest import FormCost, nearest_plan, price_file, unstated_options
-from planner_core.exporters.remarks import TORCHTITAN_CONFIGS
-from planner_core.exporters.targets import TARGETS
+from planner_core.exporters.targets import write_target
 from planner_core.models.sources.huggingface import build_from_config
-from planner_core.planning.methods import parse_layout, tool_spaces
+from planner_core.planning.methods import TARGETS, parse_layout, tool_spaces
+from planner_core.planning.methods.tools import torchtitan
 from planner_core.planning.methods.tp_layout import tensor_layout
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.pricing import Statement, read_setup
@@ -235,9 +235,9 @@ def test_the_dtype_of_a_plan_is_that_of_the_run(dtype: str, section: str | None,
     """A tool that is told of no dtype takes its own: float32 in DeepSpeed and Megatron-LM, bfloat16 in torchtitan."""
     plan = of_layout("dp=2,tp=4")
     plan = replace(plan, workload=replace(plan.workload, dtype=dtype))
-    settings = json.loads(TARGETS["deepspeed"].write(plan)[0])
+    settings = json.loads(write_target(TARGETS["deepspeed"], plan)[0])
     assert [name for name in ("bf16", "fp16") if name in settings] == ([section] if section else [])
-    arguments = megatron_flags(TARGETS["megatron"].write(plan)[0])
+    arguments = megatron_flags(write_target(TARGETS["megatron"], plan)[0])
     assert [name for name in ("bf16", "fp16") if name in arguments] == ([flag] if flag else [])
     made = export_text(plan, "torchtitan")
     assert ("--training.mixed_precision_param float32" in made.text) == (dtype == "float32")
@@ -380,7 +380,7 @@ def test_what_is_recomputed_is_told_to_each_tool() -> None:
         return replace(plan, blocks=parts)
 
     def megatron(**copies: int) -> tuple[dict[str, Any], str]:
-        text, remarks, _ = TARGETS["megatron"].write(with_policies(**copies))
+        text, remarks, _ = write_target(TARGETS["megatron"], with_policies(**copies))
         flags = megatron_flags(text)
         return {k.removeprefix("recompute-"): v for k, v in flags.items() if "recompute" in k}, " ".join(remarks)
 
@@ -391,13 +391,15 @@ def test_what_is_recomputed_is_told_to_each_tool() -> None:
     flags, told = megatron(keep_matmuls=32)
     assert flags["method"] == "uniform" and "recomputes by keep-matmuls" in told
     for policy in ("none", "selective", "full"):
-        text, remarks, _ = TARGETS["torchtitan"].write(with_policies(**{policy: 32}))
+        text, remarks, _ = write_target(TARGETS["torchtitan"], with_policies(**{policy: 32}))
         assert text.endswith(f"\nactivation-checkpoint:{policy}\n") and "recomputes by" not in " ".join(remarks)
-    text, remarks, _ = TARGETS["torchtitan"].write(with_policies(none=1, full=31))
+    text, remarks, _ = write_target(TARGETS["torchtitan"], with_policies(none=1, full=31))
     assert text.endswith(":full\n") and "recomputes by full, none" in " ".join(remarks)
     for target in ("parallelize_module", "hf", "deepspeed"):
         for written, recomputes in ((with_policies(full=32), True), (plan, False)):
-            assert ("gradient_checkpointing_enable" in " ".join(TARGETS[target].write(written)[1])) == recomputes
+            assert (
+                "gradient_checkpointing_enable" in " ".join(write_target(TARGETS[target], written)[1])
+            ) == recomputes
 
 
 def test_megatron_is_told_of_gpt2() -> None:
@@ -452,9 +454,9 @@ def test_megatron_is_given_no_model_that_its_flags_do_not_state(kind: str, more:
     assert plan is not None
     if part:
         with pytest.raises(InputError, match=part):
-            TARGETS["megatron"].write(plan)
+            write_target(TARGETS["megatron"], plan)
         return
-    flags = megatron_flags(TARGETS["megatron"].write(plan)[0])
+    flags = megatron_flags(write_target(TARGETS["megatron"], plan)[0])
     assert flags["max-position-embeddings"] == 32
     assert flags["disable-bias-linear"] is True and flags.get("add-qkv-bias", False) == (kind == "qwen2")
 
@@ -637,7 +639,7 @@ def test_torchtitans_own_llamas_are_those_of_its_source() -> None:
         pytest.skip("torchtitan is not installed")
     folder = Path(spec.submodule_search_locations[0]) / "models" / "llama3"
     models, configs = (folder / "__init__.py").read_text(), (folder / "config_registry.py").read_text()
-    for (dim, layers, heads, groups, vocabulary), name in TORCHTITAN_CONFIGS.items():
+    for (dim, layers, heads, groups, vocabulary), name in torchtitan.CONFIGS.items():
         assert f"def {name}() -> Trainer.Config" in configs
         body = models.partition(f"def _{name.removeprefix('llama3_')}(")[2].partition("return")[0]
         wanted = {"dim": dim, "n_layers": layers, "n_heads": heads, "n_kv_heads": groups, "vocab_size": vocabulary}
@@ -665,7 +667,7 @@ def test_the_data_axis_is_priced_as_the_form_runs_it() -> None:
     plan = planned("llama-3-8b")["Megatron-LM"]
     assert zero_stage(plan) == 1
     for target, stage in (("parallelize_module", 0), ("hf", 0), ("deepspeed", 1)):
-        text, remarks, layout = TARGETS[target].write(plan)
+        text, remarks, layout = write_target(TARGETS[target], plan)
         assert layout is not None
         named = target != "parallelize_module"
         found = price_file(plan, text, unstated_options(plan, text)) if named else nearest_plan(plan, layout)
@@ -679,7 +681,7 @@ def test_the_data_axis_is_priced_as_the_form_runs_it() -> None:
 def test_every_column_sums_by_itself_in_the_price() -> None:
     """The extra all_reduces are those that test_hf_trains_like_one_process counts."""
     plan = planned("llama-3-8b")["Megatron-LM"]
-    text = TARGETS["hf"].write(plan)[0]
+    text = write_target(TARGETS["hf"], plan)[0]
     one, each = nearest_plan(plan, tensor_layout(plan)), price_file(plan, text, unstated_options(plan, text))
     assert one is not None and each is not None
     payload = 8 * 4096 * 4096 * 2  # samples of a data rank x tokens x width, bfloat16

@@ -19,14 +19,14 @@ from planner_core.planning.derived.comparison import compare_methods
 from planner_core.planning.fitting.baselines import plan_baselines
 from planner_core.planning.fitting.micro_batch_numbers import MicroBatchNumbers
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
-from planner_core.planning.methods import METHODS, Layout, tool_spaces
+from planner_core.planning.methods import MEGATRON, METHODS, Inner, Layout, tool_spaces
 from planner_core.planning.pipeline import choose_step
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.stages import search_stages
 from planner_core.planning.stages.degrees import PipelineDegrees
 from planner_core.planning.stages.search import _StageSearch
-from planner_core.planning.stages.tool_forms import FORMS, Inner
+from planner_core.planning.stages.tool_forms import layout_of_tool
 from planner_core.search import TIE
 from tests.support.plans import with_ample_memory
 
@@ -259,7 +259,7 @@ def requests_with_stages(draw: st.DrawFn) -> Request:
     return Request(
         "llama-3-8b",
         cluster=draw(st.sampled_from(SLOW_LINKS)),
-        tool=draw(st.sampled_from((None, *FORMS))),
+        tool=draw(st.sampled_from((None, "megatron", "torchtitan"))),
         batch=draw(st.sampled_from([8, 12, 16])),
         seq=512,
         layers=4,
@@ -271,7 +271,8 @@ def requests_with_stages(draw: st.DrawFn) -> Request:
 
 def stated_stages(degrees: PipelineDegrees) -> Layout | None:
     """Degrees as a layout, of tensor ranks where they are free; None where no order of words states their place."""
-    layout = FORMS["megatron"].layout(replace(degrees, inner=degrees.inner or Inner.TENSOR))
+    assert MEGATRON.stages is not None
+    layout = layout_of_tool(MEGATRON.stages, replace(degrees, inner=degrees.inner or Inner.TENSOR))
     if layout is None or degrees.zero < 2 or layout.dp == 1:
         return layout
     return replace(layout, zero=2) if degrees.zero == 2 else replace(layout, dp=1, fsdp=layout.dp, zero=0)

@@ -23,7 +23,6 @@ from planner_core.planning.methods import (
     check_layout,
     describe_tool_space,
     megatron_fault,
-    megatron_fault_of_graph,
     tool_spaces,
 )
 from planner_core.planning.planner import candidate_meshes, prepare_planner
@@ -216,7 +215,7 @@ def test_what_megatron_cannot_state_is_refused_before_a_search(monkeypatch: pyte
     for model in ("llama-3-8b", "gpt2-xl", "t5-large", "bert-large", "mixtral-8x7b", "vit-large"):
         planner = prepare_planner(Request(model, layers=2, batch=8, cluster="1x8-h100"))
         plan = planner.of_layout(Layout(dp=8))
-        assert plan is not None and megatron_fault_of_graph(planner.graph) == megatron_fault(plan), model
+        assert plan is not None and megatron_fault(planner.graph) == megatron_fault(plan), model
     searches: list[object] = []
     monkeypatch.setattr(for_tool, "choose_micro_batches", lambda *args, **options: searches.append(args))
     with pytest.raises(InputError, match="Megatron-LM"):
@@ -238,9 +237,10 @@ def test_what_cannot_bound_the_search_is_refused() -> None:
     with pytest.raises(InputError) as unknown:
         plan_model(replace(ASKED, tool="json"))
     assert terms(unknown.value) == [("tool", "json")]
-    # The page's list of tools calls it so.
-    with pytest.raises(InputError, match=r'tool="transformers" is not a tool whose .* search; did you mean hf\?$'):
-        plan_model(replace(ASKED, tool="transformers"))
+    # The page's list of tools calls it so, or people do.
+    for word, tool in {"transformers": "hf", "huggingface": "hf", "Megatron-LM": "megatron", "FSDP": "fsdp2"}.items():
+        with pytest.raises(InputError, match=f'tool="{word}" is not a tool whose .* search; did you mean {tool}\\?$'):
+            plan_model(replace(ASKED, tool=word))
     with pytest.raises(InputError) as bounded:
         plan_model(replace(ASKED, tool="fsdp2", method="tap"))
     assert terms(bounded.value) == [("tool", "fsdp2"), ("method", None), ("objective", None)]

@@ -13,8 +13,8 @@ import pytest
 
 from planner_core.core import Plan, divisors, load_cluster
 from planner_core.exporters.api import export_text
-from planner_core.exporters.targets import TARGETS
 from planner_core.planning import Request, plan_model
+from planner_core.planning.methods import TARGETS
 from planner_core.planning.pipeline import PASSES
 from planner_core.planning.pricing import PricedRun, Pricer, price_statement, read_setup
 

@@ -8,13 +8,13 @@ from functools import cache
 
 import pytest
 
-from planner_core.core import InputError, Note, NoteKind, Plan, PlanRole, load_cluster
+from planner_core.core import Graph, InputError, Note, NoteKind, Plan, PlanRole, load_cluster
 from planner_core.cost import even_copies
 from planner_core.exporters.api import export_text
 from planner_core.planning import FIRST_PASSES, Request, Result, add_stages, plan_model, prepare_planner, prove
 from planner_core.planning.analysis import list_notes, plan_report
 from planner_core.planning.analysis.reporting import text
-from planner_core.planning.methods import operator_faults, parse_layout
+from planner_core.planning.methods import TOOLS, Inner, Layout, operator_faults, parse_layout, tool_stages
 from planner_core.planning.pipeline import PASSES
 from planner_core.planning.planner import Planner
 from planner_core.planning.pricing import Pricer, Statement
@@ -22,9 +22,10 @@ from planner_core.planning.result import append_staged
 from planner_core.planning.stages import STAGES_PLAN_NAME, STOCK_PLAN_NAME, answer, search_stages
 from planner_core.planning.stages.degrees import WHOLE_SEARCH, PipelineDegrees, list_degrees
 from planner_core.planning.stages.search import _StageSearch
-from planner_core.planning.stages.tool_forms import FORMS, Inner
+from planner_core.planning.stages.tool_forms import layout_of_tool, list_tool_degrees
 from tests.support.terms import values_of
 
+WITH_STAGES = [name for name, tool in TOOLS.items() if tool.stages]
 ASKED = Request(
     "llama-3-8b", cluster="2x2-h100:inter=5", batch=32, seq=1024, layers=4, recompute="auto", accumulate=None
 )
@@ -45,7 +46,7 @@ def best_with_stages(request: Request) -> Plan:
     return found.plan
 
 
-@pytest.mark.parametrize("tool", FORMS)
+@pytest.mark.parametrize("tool", WITH_STAGES)
 def test_its_file_is_priced_as_the_plan(tool: str) -> None:
     """The tool's stack is stated, so that the two prices are of the same kernels."""
     plan = best_with_stages(replace(ASKED, tool=tool, stack=tool))
@@ -58,14 +59,14 @@ def test_its_file_is_priced_as_the_plan(tool: str) -> None:
 
 def test_torchtitan_cuts_evenly_and_megatron_as_its_layout_says() -> None:
     """The head takes as long as some layers, so stages of unequal numbers of layers are quicker."""
-    copies = {tool: best_with_stages(replace(ASKED, tool=tool, stack=tool)).pipeline for tool in FORMS}
+    copies = {tool: best_with_stages(replace(ASKED, tool=tool, stack=tool)).pipeline for tool in WITH_STAGES}
     titan, megatron = copies["torchtitan"], copies["megatron"]
     assert titan is not None and titan.copies == even_copies(4, len(titan.copies)) and titan.virtual <= 2
     assert megatron is not None and len(set(megatron.copies)) > 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tool", FORMS)
+@pytest.mark.parametrize("tool", WITH_STAGES)
 def test_no_stated_layout_is_quicker(tool: str) -> None:
     """Every layout that the tool can be told with equally many layers in its stages, each priced by itself, is the judge."""
     cluster = load_cluster(LARGE.cluster)
@@ -210,13 +211,19 @@ def test_the_gap_of_a_plan_of_one_stage_is_not_to_the_best_of_all(added: Result)
 
 
 def test_degrees_as_layouts() -> None:
-    form, d = FORMS["megatron"], PipelineDegrees(2, 2, 4, 2, 2, 8, 1, inner=Inner.TENSOR)
-    assert str(form.layout(d)) == "dp=4,tp=2,pp=2,vp=2,sp,zero=1"
-    assert str(form.layout(replace(d, outer=1))) == "dp=4,tp=2,pp=2,vp=2,sp,order=tp-pp-dp,zero=1"
-    assert form.layout(replace(d, outer=2)) is None  # Megatron-LM has no order pp-tp-dp
-    assert str(form.layout(replace(d, data=1, inner=Inner.ULYSSES))) == "cp=2,pp=2,vp=2,cp_type=ulysses,zero=1"
-    assert str(form.layout(replace(d, inner=Inner.EXPERT))) == "dp=8,ep=2,pp=2,vp=2,zero=1"
-    assert FORMS["torchtitan"].layout(replace(d, outer=1)) is None
+    d = PipelineDegrees(2, 2, 4, 2, 2, 8, 1, inner=Inner.TENSOR)
+
+    def layout(degrees: PipelineDegrees, tool: str = "megatron") -> Layout | None:
+        stages = tool_stages(tool)
+        assert stages is not None
+        return layout_of_tool(stages, degrees)
+
+    assert str(layout(d)) == "dp=4,tp=2,pp=2,vp=2,sp,zero=1"
+    assert str(layout(replace(d, outer=1))) == "dp=4,tp=2,pp=2,vp=2,sp,order=tp-pp-dp,zero=1"
+    assert layout(replace(d, outer=2)) is None  # Megatron-LM has no order pp-tp-dp
+    assert str(layout(replace(d, data=1, inner=Inner.ULYSSES))) == "cp=2,pp=2,vp=2,cp_type=ulysses,zero=1"
+    assert str(layout(replace(d, inner=Inner.EXPERT))) == "dp=8,ep=2,pp=2,vp=2,zero=1"
+    assert layout(replace(d, outer=1), "torchtitan") is None
 
 
 def test_what_stages_of_a_tool_cannot_be() -> None:
@@ -224,8 +231,10 @@ def test_what_stages_of_a_tool_cannot_be() -> None:
     dense, experts = (prepare_planner(replace(ASKED, model=m, layers=2)).graph for m in ("llama-3-8b", "mixtral-8x7b"))
     d = PipelineDegrees(2, 2, 4, 2, 2, 4)
 
-    def uses(tool: str, degrees: PipelineDegrees, graph: object = dense) -> set[str]:
-        return {one.inner for one in FORMS[tool].list_degrees(degrees, graph)}  # type: ignore[arg-type]
+    def uses(tool: str, degrees: PipelineDegrees, graph: Graph = dense) -> set[str]:
+        stages = tool_stages(tool)
+        assert stages is not None
+        return {one.inner for one in list_tool_degrees(stages, degrees, graph)}
 
     assert uses("megatron", d) == {"tensor", "ring", "ulysses", "gather"}
     assert uses("megatron", d, experts) >= {"tensor", "expert"} and "expert" not in uses(

@@ -379,7 +379,7 @@ def test_experts_that_a_tool_deals_out_elsewhere_are_told(tmp_path: Path) -> Non
         (
             "a.toml",
             "[activation_checkpoint]\nmode = 'some'",
-            'mode is "some", but must be one of none, full, selective',
+            'mode is "some", but must be one of none, selective, full',
         ),
         ("a.toml", "= 3", "is not TOML"),
         ("a.json", "{", "is not JSON"),

@@ -17,11 +17,10 @@ from explorer.session.later_searches import STAGES_SEARCH
 from explorer.text import commands, recipe, units
 from explorer.text.option_words import word_remarks
 from planner_core.core import Cluster, Plan
-from planner_core.exporters import TARGETS, TARGETS_WITH_STAGES, Target, data_option, torchtitan_option
 from planner_core.planning import Request, Result
+from planner_core.planning.methods import FREE, TARGETS, Target
 from planner_core.planning.pricing import time_band
 
-TRAINING_SCRIPT = "torchrun"
 PREVIEW_LINES = 40
 LANGUAGES = {".py": "python", ".json": "json", ".yaml": "yaml"}
 
@@ -41,36 +40,23 @@ class Opened:
     is_searched: bool
 
 
-def target_of(tool: str, plan: Plan) -> Target:
-    """Return the form that runs what is planned: the tool's, else the training script if it runs such a plan."""
-    if tool or not plan.pipeline or TRAINING_SCRIPT in TARGETS_WITH_STAGES:
-        return TARGETS[tool or TRAINING_SCRIPT]
-    return TARGETS[next(name for name in TARGETS_WITH_STAGES if name in settings.TOOLS)]
-
-
-def target_title(target: Target) -> str:
-    """Name a form by its tool."""
-    return settings.TOOLS.get(target.name, target.title)
-
-
 def file_name(target: Target) -> str:
     """Name the file of a form when it is downloaded."""
-    return f"{'train' if target.name == TRAINING_SCRIPT else target.name}{target.suffix}"
+    return f"{'train' if target.name == FREE else target.name}{target.suffix}"
 
 
 def launch_line(target: Target, cluster: Cluster, plan: Plan) -> str:
     """Write the line that runs a plan in a form, the same on the page and in the dialog that writes the file."""
-    options = {TRAINING_SCRIPT: data_option, "torchtitan": torchtitan_option}
-    option = options[target.name](plan) if target.name in options else ""
-    return commands.launch_command(target.name, cluster, file_name(target), option)
+    return commands.launch_command(target.name, cluster, file_name(target), target.option(plan))
 
 
 def show_export_bar(result: Result, plan_id: str, plan: Plan, length: int) -> None:
     """Draw the button and the launch line, in lines of `length` characters. Nothing is written before the button is pressed."""
-    target = target_of(state.value("tool") if state.value("method") == "exact" else "", plan)
+    tool = state.value("tool") if state.value("method") == "exact" else ""
+    target = TARGETS[tool or FREE]
     with st.container(horizontal=True, vertical_alignment="center", key="export_bar"):
         st.button(
-            "Export as a script" if target.name == TRAINING_SCRIPT else f"Export to {target_title(target)}",
+            "Export as a script" if target.name == FREE else f"Export to {target.title}",
             type="primary",
             key="export",
             disabled=not plan.fits,
@@ -109,12 +95,12 @@ def show_export_dialog(opened: Opened) -> None:
     plan = opened.plan
     st.markdown(f"**{frame.escape(recipe.layout_name(plan))}**, {units.seconds(plan.cost.step_time_s)} a step")
     forms = {t.name: t for t in exporting.FORMS}
-    default = st.session_state.get("form", TRAINING_SCRIPT)
+    default = st.session_state.get("form", FREE)
     chosen = st.pills(
         "Form",
         list(forms),
         default=default,
-        format_func=lambda n: target_title(forms[n]),
+        format_func=lambda n: forms[n].title,
         required=True,
         key="export_form",
     )
@@ -134,7 +120,7 @@ def show_export(opened: Opened, target: Target) -> None:
     plan = opened.plan
     key = (shared_plans.plan_key(opened.home.request, opened.plan_id, plan), target.name, plan)
     place = st.empty()  # while this one is written, the file before is not offered under its name
-    with st.spinner(f"Writing it for {target_title(target)}", show_time=True):
+    with st.spinner(f"Writing it for {target.title}", show_time=True):
         exported = export_plan(*key)
         if exported.problem and target.offers_nearest:
             exported = export_plan(*key, near=True)
@@ -145,7 +131,7 @@ def show_export(opened: Opened, target: Target) -> None:
 def _show_exported(home: Result, plan: Plan, target: Target, exported: exporting.ExportedFile) -> None:
     if exported.problem:
         st.caption(target.description)
-        st.info(f"{target_title(target)} cannot be told this plan: {frame.escape(exported.problem)}")
+        st.info(f"{target.title} cannot be told this plan: {frame.escape(exported.problem)}")
         _offer_to_plan_for(target)
         return
     if exported.nearest:
@@ -186,7 +172,7 @@ def _offer_to_plan_for(target: Target) -> None:
         _close_dialog()
 
     if target.name in settings.TOOLS and state.value("tool") != target.name:
-        st.button(f"Plan for {target_title(target)}", key="plan_for_form", on_click=plan_for_tool)
+        st.button(f"Plan for {target.title}", key="plan_for_form", on_click=plan_for_tool)
 
 
 def warn_of_form(priced: Mapping[str, Any], highest_s: float | None, limit_bytes: int) -> str:

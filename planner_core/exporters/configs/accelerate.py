@@ -8,14 +8,13 @@ from planner_core.core import Plan
 from planner_core.cost import micro_batch, zero_stage
 from planner_core.exporters.configs.common import count_recompute_policies, launch_sizes
 from planner_core.exporters.data_parallel import BatchSharding, find_batch_sharding, list_fsdp_remarks
-from planner_core.exporters.remarks import FILE, Remark, RemarkKind
-from planner_core.planning.methods import recompute_by_hand
+from planner_core.exporters.remarks import Remark, describe_launch
+from planner_core.planning.methods import ACCELERATE, recompute_by_hand
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 """accelerate's `mixed_precision`, by the dtype that computes."""
 QUOTED_NO = "'no'"
 """YAML reads a bare `no` as false."""
-USE = Remark("accelerate launch --config_file ", FILE, " train.py, by accelerate 1.15", kind=RemarkKind.LAUNCH)
 
 
 def write_accelerate(plan: Plan) -> tuple[str, tuple[str, ...], None]:
@@ -41,6 +40,10 @@ def write_accelerate(plan: Plan) -> tuple[str, tuple[str, ...], None]:
     return "\n".join(lines), remarks, None
 
 
+def _describe_use(plan: Plan) -> Remark:
+    return describe_launch(ACCELERATE, plan, after=", by accelerate 1.15")
+
+
 def _write_plugin(plan: Plan, sharding: BatchSharding) -> tuple[str, list[str], tuple[str, ...]]:
     """Write the section of what runs the plan: its `distributed_type`, its lines, and the remarks."""
     stage = zero_stage(plan)
@@ -51,11 +54,11 @@ def _write_plugin(plan: Plan, sharding: BatchSharding) -> tuple[str, list[str], 
         ddp = "every rank has the whole model (DDP), and trains on its own part of the batch"
         differences = [*sharding.differences, *recompute_by_hand(plan)]
         differing = (f"differs from the plan: {d}" for d in differences)
-        return "MULTI_GPU", [], (USE, ddp, *differing, *_batch_remark(plan))
+        return "MULTI_GPU", [], (_describe_use(plan), ddp, *differing, *_batch_remark(plan))
     policies = set(count_recompute_policies(plan))
     whole = f"the plan recomputes by {', '.join(sorted(policies))}, every layer whole here: less memory, more compute"
     differences = [whole] if policies - {"none", "full"} or len(policies) > 1 else []
-    remarks = (*list_fsdp_remarks(plan, sharding, USE, differences), *_batch_remark(plan))
+    remarks = (*list_fsdp_remarks(plan, sharding, _describe_use(plan), differences), *_batch_remark(plan))
     return "FSDP", _write_fsdp_section(sharding, recomputes=bool(policies - {"none"})), remarks
 
 
@@ -98,7 +101,7 @@ def _list_deepspeed_remarks(plan: Plan, stage: int) -> tuple[str, ...]:
     shares = {1: "optimizer states", 2: "gradients and optimizer states", 3: "weights, gradients and optimizer states"}
     differences = (*find_batch_sharding(plan, stage).differences, *recompute_by_hand(plan))
     return (
-        USE,
+        _describe_use(plan),
         f"DeepSpeed's ZeRO-{stage} over all {plan.mesh.num_devices} ranks, which share {shares[stage]} and keep gradients in the model's "
         f"dtype; train.py takes batches of {micro_batch(plan)} samples on each rank",
         *(f"differs from the plan: {d}" for d in differences),

@@ -14,19 +14,20 @@ from planner_core.exporters.configs.common import (
     list_remarks,
     micro_batch_samples,
 )
-from planner_core.exporters.remarks import FILE, Remark, RemarkKind
+from planner_core.exporters.remarks import describe_launch
 from planner_core.planning.methods import (
+    MEGATRON,
     PEERS_TYPES,
     TOKENS_OR_GATHERED,
     TpLayout,
     linear_biases,
+    list_schedules,
     megatron_fault,
     parallel_degrees,
 )
 
 CP_COMM_TYPES = {kind: word for word, kind in PEERS_TYPES.items() if word != "allgather"}
 """Megatron-LM's `--cp-comm-type` for each way of attention over context ranks."""
-SCHEDULES = ("1f1b", "interleaved")
 GPT2_NAMES = {
     "hidden_size": "n_embd",
     "num_attention_heads": "n_head",
@@ -94,7 +95,7 @@ def _data_parallel_flags(plan: Plan, layout: TpLayout) -> dict[str, Any]:
 
 def _usage_remarks(plan: Plan, flags: Mapping[str, Any]) -> list[str]:
     remarks = [
-        Remark("torchrun ... pretrain_gpt.py $(cat ", FILE, ")", kind=RemarkKind.LAUNCH),
+        describe_launch(MEGATRON, plan),
         "yours to add: --tokenizer-type and --tokenizer-model, --data-path, --train-iters, --lr",
         "Degrees and the architecture: Megatron-LM splits every layer its own way, not weight by weight as the plan says. They are "
         "checked against megatron-core's TransformerConfig and GPTModel; Megatron-LM itself was not run.",
@@ -110,9 +111,9 @@ def _stage_flags(plan: Plan, layout: TpLayout) -> dict[str, Any]:
     cut = plan.pipeline
     if cut is None:
         return {"pipeline-model-parallel-size": 1}
-    if cut.schedule not in SCHEDULES:
+    if cut.schedule not in (schedules := list_schedules(MEGATRON.name)):
         raise InputError(
-            f"Megatron-LM runs stages as {' or '.join(SCHEDULES)}, not as {cut.schedule}; plan with schedule=1f1b, or give ",
+            f"Megatron-LM runs stages as {' or '.join(schedules)}, not as {cut.schedule}; plan with schedule=1f1b, or give ",
             named_form("json"),
         )
     check_single_stack(plan, cut)

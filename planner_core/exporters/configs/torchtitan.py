@@ -15,26 +15,16 @@ from planner_core.exporters.configs.common import (
     list_remarks,
     micro_batch_samples,
 )
-from planner_core.exporters.remarks import FILE, Remark, RemarkKind, torchtitan_config, torchtitan_option
+from planner_core.exporters.remarks import describe_launch
 from planner_core.planning.methods import TOKENS_OR_GATHERED, Layout, TpLayout, parallel_degrees
+from planner_core.planning.methods.tools import torchtitan
 from planner_core.planning.pricing import nearest_settings
-
-SCHEDULES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved": "Interleaved1F1B",
-    "zb": "InterleavedZeroBubble",
-    "zbv": "ZBVZeroBubble",
-}
-"""The names of `torch.distributed.pipelining`, which torchtitan takes."""
-POLICIES = ("none", "selective", "full")
-"""The modes of torchtitan's `activation-checkpoint` that are policies of the planner too."""
 
 
 def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """Write the options of torchtitan 0.3, one on a line: all of them for its own Llamas, only the settings for other models."""
     layout = parallel_degrees(plan)
-    config = torchtitan_config(plan)
+    config = torchtitan.find_config(plan)
     stages, stage_remarks = _stage_options(plan)
     # torchtitan may keep gathered weights through backward, but here not beside context ranks, where its reader has no price.
     keeps_weights = plan.pipeline is None and zero_stage(plan) in (1, 2) and layout.data > layout.context == 1
@@ -60,7 +50,7 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     lines += [] if layout.sequence or layout.size == 1 else ["--parallelism.no-enable_sequence_parallel"]
     lines += ["--compile.enable"] if load.compiled else []
     policies = [p for p, _ in count_recompute_policies(plan).most_common()] or ["none"]
-    policy = policies[0] if len(policies) == 1 and policies[0] in POLICIES else "full"
+    policy = policies[0] if len(policies) == 1 and policies[0] in torchtitan.TORCHTITAN.recomputations else "full"
     lines.append(f"activation-checkpoint:{policy}")
     layout.recompute = policy
     if [policy] != policies:
@@ -84,14 +74,9 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
 
 def _usage_remarks(plan: Plan) -> list[str]:
     """Return how to run the file."""
-    config = torchtitan_config(plan)
+    config = torchtitan.find_config(plan)
     return [
-        Remark(
-            f"torchrun ... -m torchtitan.train{torchtitan_option(plan)} $(grep -v '^#' ",
-            FILE,
-            "), by torchtitan 0.3",
-            kind=RemarkKind.LAUNCH,
-        ),
+        describe_launch(torchtitan.TORCHTITAN, plan, after=", by torchtitan 0.3"),
         f"its config {config} has Llama 3.1's rotary positions and trains on c4: change it in torchtitan"
         if config
         else "torchtitan has no config for this model: MODEL and CONFIG are a module of yours",
@@ -114,7 +99,8 @@ def _stage_options(plan: Plan) -> tuple[dict[str, Any], list[str]]:
         )
     if cut.schedule == "zb" and cut.virtual == 1:
         raise InputError(
-            f"{SCHEDULES['zb']} of torchtitan takes at least 2 stages of a rank, and the plan has one; state a layout with vp=2, or give ",
+            f"{torchtitan.SCHEDULES['zb']} of torchtitan takes at least 2 stages of a rank, and the plan has one; state a layout with "
+            "vp=2, or give ",
             named_form("json"),
         )
     if (stage := zero_stage(plan)) > 1:
@@ -129,7 +115,7 @@ def _stage_options(plan: Plan) -> tuple[dict[str, Any], list[str]]:
     settings, dealt = nearest_settings(Layout(pp=cut.ranks, vp=cut.virtual, schedule=cut.schedule), cut.copies)
     options: dict[str, Any] = {
         "parallelism.pipeline_parallel_degree": cut.ranks,
-        "parallelism.pipeline_parallel_schedule": SCHEDULES[cut.schedule],
+        "parallelism.pipeline_parallel_schedule": torchtitan.SCHEDULES[cut.schedule],
         # Its defaults take one layer from each end, for the embedding and the head, which the plan's cut has weighed already.
         **settings.options(),
     }

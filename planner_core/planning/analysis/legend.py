@@ -19,7 +19,7 @@ from planner_core.core import (
 )
 from planner_core.cost import DATA, IDLE, SHARD, TENSOR, axis_roles
 from planner_core.planning.fitting.for_tool import ToolPrice
-from planner_core.planning.methods import EXACT, FREE, OF_MEGATRON, megatron_fault_of_graph, tool_term
+from planner_core.planning.methods import EXACT, FREE, OF_MEGATRON, megatron_fault, tool_term
 from planner_core.planning.pricing import BUBBLE, EXPOSED_COMM, Speed, predict_reserved, split_pipeline_step
 from planner_core.planning.result import Result
 from planner_core.planning.stages import STOCK_TOOL, may_use_stages
@@ -80,9 +80,7 @@ def describe_kernels(result: Result) -> Sentence:
     would be refused."""
     asked = result.asked
     is_searched = asked.bounding_tool is None and asked.stack is None and result.workload.resolved().runs_torch_kernels
-    may_be_asked = (
-        asked.method == EXACT.name and asked.objective == "time" and not megatron_fault_of_graph(result.graph)
-    )
+    may_be_asked = asked.method == EXACT.name and asked.objective == "time" and not megatron_fault(result.graph)
     rows = [p for p in result.plans if p.method in OF_MEGATRON and p.fits]
     if not (rows and is_searched and may_be_asked):
         return Sentence()

@@ -29,19 +29,15 @@ from planner_core.planning.methods import (
     BASELINES,
     EXACT,
     OF_MEGATRON,
-    PAIR_FORMS,
-    PLUGINS,
-    SEARCHED_FORMS,
     SWITCHES,
     TOOLS,
     PairForm,
     TpLayout,
-    check_tool,
+    find_tool,
     form_rules,
     list_switches,
     may_split_tokens,
     megatron_fault,
-    megatron_fault_of_graph,
     splittable_layers,
     sum_for_each_column,
     tool_term,
@@ -118,7 +114,7 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
 
     Raises InputError for an unknown tool or another method, and NoPlanFits if the user gave a budget that none of them fits.
     """
-    check_tool(request.tool)
+    tool = find_tool(request.tool)
     if (request.method, request.objective) != (EXACT.name, "time"):
         raise InputError(
             named("tool", request.tool),
@@ -133,15 +129,14 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
     summed = request.with_tool_software().gradients
     unbounded = replace(request, tool=None, zero=None, stack=stack, gradients=summed)
     like = None
-    if request.tool == "megatron":
+    if tool.find_fault:
         like = MicroBatchNumbers.of_request(unbounded, graph, say, MOMENT).first
-        # What Megatron-LM cannot be told at all has no best plan for it, and no search tells more of it.
-        if fault := megatron_fault_of_graph(like.graph):
+        # What the tool cannot be told at all has no best plan for it, and no search tells more of it.
+        if fault := tool.find_fault(like.graph):
             raise InputError(fault, "; leave ", named("tool", request.tool), " out, or name another tool")
     free = _choose_free(unbounded, graph, say, like)
     _check_samples(request, free)
-    form = PAIR_FORMS.get(str(request.tool))
-    search_meshes: MeshSearch = choose_mesh if form is None else partial(_search_layer_pairs, form)
+    search_meshes: MeshSearch = partial(_search_layer_pairs, tool.pairs) if tool.pairs else choose_mesh
     candidates: list[tuple[Planner, Plan]] = []
     refused: NoPlanFits | None = None
     for variant in _list_uniform_requests(request):
@@ -153,7 +148,7 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
     if not candidates:
         raise NoPlanFits(
             "for ",
-            tool_term(str(request.tool)),
+            tool_term(tool.name),
             ": ",
             refused.sentence if refused else "no plan fits",
             needed_bytes=refused.needed_bytes if refused else 0,
@@ -161,15 +156,12 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
             nearest=refused.nearest if refused else None,
         )
     planner, plan = min(candidates, key=lambda c: c[1].preference)
-    planner = replace_request(planner, tool=request.tool)
+    planner = replace_request(planner, tool=tool.name)
     if (gradients := planner.request.gradients) != summed:  # those of a plugin
         unbounded = replace(unbounded, gradients=gradients)
         free = _choose_free(unbounded, graph, say)
     plan = _bound_over_all(planner, plan, [one for _, one in candidates])
-    tool = str(request.tool)
-    scope = Sentence(
-        "the best plan of one pipeline stage that ", tool_term(tool), f" can be told {SEARCHED_FORMS[tool]}"
-    )
+    scope = Sentence("the best plan of one pipeline stage that ", tool_term(tool.name), f" can be told {tool.searched}")
     plan = replace(plan, notes=(*plan.notes, Note(scope)))
     return planner, plan, FreeBest(unbounded, free)
 
@@ -185,7 +177,7 @@ def _check_samples(request: Request, free: Plan) -> None:
 
     Example: DeepSpeed on 24 GPUs has 24 data-parallel ranks and nothing else, so a step of 64 samples has no plan, whatever the memory.
     """
-    degrees = {layout.data for layout in TOOLS[str(request.tool)](free.num_gpus)}
+    degrees = {layout.data for layout in TOOLS[str(request.tool)].layouts(free.num_gpus)}
     batch, parts = free.workload.batch, request.accumulate or 1
     if any(batch % (parts * ranks) == 0 for ranks in degrees):
         return
@@ -206,7 +198,7 @@ def _list_uniform_requests(request: Request) -> Iterator[Request]:
     tool, gradients = str(request.tool), request.gradients
     stack = None if request.stack == tool else request.stack  # a plugin runs its own program
     # A section for a plugin has no field for the dtype of gradients.
-    plugins = {name: summed for name, summed in PLUGINS.get(tool, {}).items() if gradients in (None, summed)}
+    plugins = {name: summed for name, summed in TOOLS[tool].plugins.items() if gradients in (None, summed)}
     for name, summed in {tool: gradients, **plugins}.items():
         one = replace(request, tool=name, stack=stack, gradients=summed).with_tool_software()
         for recompute in list_switches(name) if request.recompute == "auto" else (request.recompute,):

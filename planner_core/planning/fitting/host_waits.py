@@ -45,7 +45,7 @@ from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
 from planner_core.planning.fitting.micro_batch_size import keep_micro_batch_size
 from planner_core.planning.fitting.micro_batches import bound_on_mesh
-from planner_core.planning.methods import EXACT, PAIR_FORMS, Layout, list_layouts, unsearchable_faults
+from planner_core.planning.methods import EXACT, TOOLS, Layout, list_layouts, unsearchable_faults
 from planner_core.planning.planner import Planner, candidate_meshes
 from planner_core.planning.request import Progress, Request
 from planner_core.search import (
@@ -78,7 +78,8 @@ def choose_shortest_step(
     """
     timed = planner.request.method == EXACT.name and plan.objective == "time"
     # A form that takes layers by name has plans of its own, which no layout states.
-    if not (timed and plan.fits and plan.cost.host_wait_s) or request.tool in PAIR_FORMS:
+    tool = TOOLS.get(str(request.tool))
+    if not (timed and plan.fits and plan.cost.host_wait_s) or (tool and tool.pairs):
         return planner, plan
     best = Incumbent(plan.cost.step_time_s, (planner, plan))
     _take_shorter(planner, best, say)

@@ -21,9 +21,6 @@ from planner_core.planning.methods.layout import (
     parse_layout,
 )
 from planner_core.planning.methods.legality import (
-    linear_biases,
-    megatron_fault,
-    megatron_fault_of_graph,
     operator_faults,
     undecided_fault,
     unsearchable_faults,
@@ -31,9 +28,7 @@ from planner_core.planning.methods.legality import (
 from planner_core.planning.methods.method import Method, unrestricted
 from planner_core.planning.methods.pair_forms import (
     EXPERT_STYLE,
-    PAIR_FORMS,
     LayerStyles,
-    PairForm,
     form_rules,
     may_split_tokens,
     splittable_layers,
@@ -60,20 +55,29 @@ from planner_core.planning.methods.restrictions import (
     sums_gradient_whole,
 )
 from planner_core.planning.methods.tools import (
+    ACCELERATE,
     FREE,
-    GRADIENTS,
-    PLUGINS,
-    SEARCHED_FORMS,
+    MEGATRON,
     SWITCHES,
+    TARGETS,
     TOOL_SWITCHES,
     TOOLS,
+    TORCHRUN,
+    Inner,
+    PairForm,
+    Target,
+    Tool,
+    ToolStages,
     bounding_tool,
-    check_tool,
     describe_tool_space,
+    find_tool,
+    linear_biases,
     list_layouts,
     list_switches,
+    megatron_fault,
     note_recompute,
     tool_spaces,
+    tool_stages,
     tool_term,
 )
 from planner_core.planning.methods.tp_layout import (

@@ -1,15 +1,13 @@
-"""Why a model cannot follow a stated layout, or Megatron-LM cannot state a model: each reason is a sentence with the value."""
+"""Why a model cannot follow a stated layout: each reason is a sentence with the value."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from planner_core.core import Block, Graph, Op, Plan, Sentence, Term
+from planner_core.core import Block, Graph, Op, Sentence, Term
 from planner_core.ops import DISPATCH, Kind, operator, rows
 from planner_core.planning.methods.layout import CP_TYPES, Layout
-from planner_core.planning.methods.tp_layout import split_site
 from planner_core.search.network import Problem, find_infeasible_group
 
 OTHERS = {
@@ -17,11 +15,6 @@ OTHERS = {
     "ulysses": "cp_type=ring or cp_type=gather",
     "gather": "cp_type=ulysses",
 }
-NORMED_BY_HEAD = ("qwen3",)
-"""The model types whose norms of queries and keys are those of Megatron-LM's --qk-layernorm: one over the dims of each head."""
-STATED_MODELS = ("llama", "mistral", "mixtral", "qwen2", "gpt2", *NORMED_BY_HEAD)
-"""The model types whose every part Megatron-LM's flags state."""
-QKV = ("q_proj", "k_proj", "v_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,67 +158,3 @@ def _uneven_experts(graph: Graph, layout: Layout) -> Iterator[Fault]:
 
 def _ops_of(graph: Graph) -> Iterator[tuple[Block, Op]]:
     return ((block, op) for block in graph.all_blocks for op in block.ops)
-
-
-def megatron_fault(plan: Plan) -> str:
-    """Return why the flags written for Megatron-LM do not state a plan's model; empty if they do. Its GPTModel would be another model, of
-    another price. Read from the plan, so that an export needs no graph."""
-    params = {param for block in plan.blocks.values() for param in block.params}
-    config, seq = plan.model.config, plan.workload.seq
-    return _megatron_fault(plan.model.name, config, params, linear_biases(plan), seq)
-
-
-def megatron_fault_of_graph(graph: Graph) -> str:
-    """Return what `megatron_fault` does of every plan of a model, before one is searched for."""
-    params = {block.name: {value.name for value in block.own_parameters.values()} for block in graph.all_blocks}
-    sites = ((params[block.name], *split_site(op.name)) for block, op in _ops_of(graph))
-    biases = {scope: f"{scope}.bias" in names for names, scope, fn in sites if _may_have_bias(scope, fn)}
-    every = {param for names in params.values() for param in names}
-    return _megatron_fault(graph.name, graph.config, every, biases, int(graph.workload["seq"]))
-
-
-def _megatron_fault(
-    name: str, config: Mapping[str, Any], params: Collection[str], biases: Mapping[str, bool], seq: int
-) -> str:
-    """Return the fault of a model with these parameters; `biases`: whether each linear layer has one; `seq`: tokens of a sample."""
-    if config.get("model_type") != "gpt2" and not {"hidden_size", "num_attention_heads"} <= config.keys():
-        return f"{name} has no hidden_size and num_attention_heads in its config, so Megatron-LM's flags do not describe it"
-    kind = config.get("model_type")
-    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    scaling = rope.get("rope_type", rope.get("type", "default"))
-    window, kinds = config.get("sliding_window"), config.get("layer_types")
-    slides = "sliding_attention" in kinds if kinds else config.get("use_sliding_window", True)
-    parts = {
-        "norms of queries and keys": kind not in NORMED_BY_HEAD and any("q_norm" in param for param in params),
-        # Without the field Megatron-LM divides the width by the heads, and the model has a size of its own.
-        "heads of a size that its config leaves out (head_dim)": kind in NORMED_BY_HEAD and not config.get("head_dim"),
-        # A window of the whole sequence masks nothing.
-        f"sliding-window attention ({window} tokens)": bool(window and slides and window < seq),
-        "norms behind the feed-forward": any("post_feedforward_layernorm" in param for param in params),
-        f"rotary positions scaled by {scaling}": scaling not in ("default", "llama3"),
-        f"the activation {config.get('hidden_act')}": config.get("hidden_act", "silu") != "silu",
-    }
-    lacking = [part for part, present in parts.items() if present]
-    if kind not in STATED_MODELS and not lacking:
-        lacking = [f"what a model of type {kind} has beside the parts of {', '.join(STATED_MODELS)}"]
-    if lacking:
-        return f"the flags written for Megatron-LM do not state {' and '.join(lacking)} of {name}"
-    biased = [scope for scope, has_bias in biases.items() if has_bias]
-    if len(biased) == len(biases) or all(scope.rpartition(".")[2] in QKV for scope in biased):
-        return ""
-    where = ", ".join(biased)
-    return f"Megatron-LM has biases in all linear layers, in none, or in queries, keys and values only; {name} has them in {where}"
-
-
-def linear_biases(plan: Plan) -> dict[str, bool]:
-    """Return whether each linear layer of a plan's blocks has a bias. The head is left out: GPTModel's has none, whatever the flags say."""
-    return {
-        scope: f"{scope}.bias" in block.params
-        for block in plan.blocks.values()
-        for scope, fn in map(split_site, block.sites)
-        if _may_have_bias(scope, fn)
-    }
-
-
-def _may_have_bias(scope: str, fn: str) -> bool:
-    return fn in ("linear", "addmm") and scope != "lm_head"  # GPT-2's Conv1D is an addmm

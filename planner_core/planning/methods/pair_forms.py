@@ -7,7 +7,6 @@ if its layers run as their styles do: a head's classes are gathered before the l
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,6 +38,7 @@ from planner_core.planning.methods.restrictions import (
     is_unsplit,
     zero_stage_test,
 )
+from planner_core.planning.methods.tools.tool import PairForm
 from planner_core.planning.methods.tp_layout import SPLIT_DIM, WEIGHT, TpLayout, drop_summed, split_site, tensor_layout
 from planner_core.search.network import NO_STAGE, Network, WeightState, allow_only, tensor_name
 
@@ -50,25 +50,6 @@ WEIGHT_OF = {**WEIGHT, "embedding": 1, "moe_experts": 3}
 """Products, and the position of the (first) weight among the operands."""
 PAIRED = ("colwise", "rowwise")
 EXPERT_STYLE = "experts"
-
-
-@dataclass(frozen=True, slots=True)
-class PairForm:
-    """What a form that names layers can be told. `each_column`: every column-sharded layer sums the gradient of its input by itself.
-    `sums`: it sums the gradients of Replicate parameters between column and row. `experts`: it shards fused experts. `tokens`: it
-    shards tokens between the pairs."""
-
-    each_column: bool
-    sums: bool
-    experts: bool
-    tokens: bool
-
-
-PAIR_FORMS: Mapping[str, PairForm] = {
-    "parallelize_module": PairForm(each_column=False, sums=False, experts=False, tokens=True),
-    "hf": PairForm(each_column=True, sums=True, experts=True, tokens=False),
-}
-"""The forms, as `export --to` names them."""
 
 
 @dataclass(frozen=True, slots=True)

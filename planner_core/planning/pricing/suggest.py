@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from planner_core.core import Cluster, Plan, PlannerError, Sentence, named
-from planner_core.planning.methods import CP_TYPES, TOOLS, Layout, list_schedules, list_switches
+from planner_core.planning.methods import CP_TYPES, TOOLS, Layout, list_schedules, list_switches, tool_stages
 from planner_core.planning.pricing.price import Pricer
 from planner_core.planning.pricing.statement import Statement
-from planner_core.planning.stages import FORMS, may_gain_much
+from planner_core.planning.stages import may_gain_much
 
 MIN_GAIN = 0.01
 """The least gain in tokens per second of a suggestion, as a share."""
@@ -173,8 +173,7 @@ def _stage_changes(stated: Statement, cluster: Cluster) -> Iterator[tuple[str, S
     of a node, and with one or two stages a rank."""
     layout, node = stated.layout, cluster.levels[0].size
     nodes = cluster.num_gpus // node
-    # A tool that is not among `FORMS` cannot be told stages.
-    if nodes == 1 or layout.pp > 1 or (stated.stack in TOOLS and stated.stack not in FORMS):
+    if nodes == 1 or layout.pp > 1 or (stated.stack in TOOLS and not tool_stages(stated.stack)):
         return
     for tp in dict.fromkeys((layout.tp, max(1, node // layout.cp))):
         data = layout.num_gpus // (nodes * tp * layout.cp)

@@ -24,5 +24,4 @@ from planner_core.planning.stages.answer import (
 )
 from planner_core.planning.stages.cuts import LEAST_MEMORY_NAME, STAGES_PLAN_NAME
 from planner_core.planning.stages.search import StagedPlan, search_stages
-from planner_core.planning.stages.tool_forms import FORMS
 from planner_core.planning.stages.trace import stage_trace

@@ -25,14 +25,13 @@ from planner_core.models import brings_inputs
 from planner_core.planning.fitting.for_tool import FreeBest
 from planner_core.planning.fitting.host_waits import note_unknown_host
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
-from planner_core.planning.methods import BASELINES, EXACT, megatron_fault, tool_term
+from planner_core.planning.methods import BASELINES, EXACT, megatron_fault, tool_stages, tool_term
 from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.stages.cuts import LEAST_MEMORY_NAME
 from planner_core.planning.stages.degrees import FIRST_SEARCH, WHOLE_SEARCH, Breadth
 from planner_core.planning.stages.estimates import least_compute_s
 from planner_core.planning.stages.search import StagedPlan, find_smallest_stages, search_stages
-from planner_core.planning.stages.tool_forms import FORMS
 from planner_core.search import describe_excess
 
 STOCK_TOOL, STOCK_PLAN_NAME = "megatron", "Megatron-LM with stages"
@@ -115,7 +114,7 @@ def _list_staged_plans(
     best = _find_staged_plan(request, chosen, say, source, like)
     if best is None:
         return ()
-    bounding = request.bounding_tool  # one of `FORMS` (`may_use_stages`)
+    bounding = request.bounding_tool  # one that has stages (`may_use_stages`)
     # The second search costs about as much as the first, so the model is judged before it.
     if bounding or megatron_fault(chosen):
         return (_add_notes(best, chosen, bounding),)
@@ -127,7 +126,7 @@ def _list_staged_plans(
         best = replace(stock, bound=min(best.bound, stock.bound))
     slower = stock.plan.cost.step_time_s / best.plan.cost.step_time_s - 1
     comparison = f"takes {100 * slower:.1f} % longer" if slower else "is as fast"
-    # `ToolForm.layout` splits tokens wherever products are sharded.
+    # `layout_of_tool` splits tokens wherever products are sharded.
     method = "megatron-sp" if "tensor" in stock.plan.mesh.axis_names else "megatron"
     row = replace(stock.plan, name=STOCK_PLAN_NAME, role=PlanRole.STOCK_STAGES, method=BASELINES[method].name)
     return (
@@ -186,7 +185,8 @@ def may_use_stages(request: Request, cluster: Cluster, source: GraphSource = Non
     The model is built for each size of a micro-batch, so it must come from a config or the zoo."""
     if isinstance(source, Graph) or brings_inputs(request.model):
         return False
-    free = request.mesh is None and request.bounding_tool in (None, *FORMS) and request.method == EXACT.name
+    holds_stages = request.bounding_tool is None or tool_stages(request.tool) is not None
+    free = request.mesh is None and holds_stages and request.method == EXACT.name
     several = not cluster.is_one_node and request.objective == "time"
     return free and several and request.accumulate is None and request.micro_batch is None
 

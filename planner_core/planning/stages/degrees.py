@@ -52,7 +52,7 @@ class PipelineDegrees:
 
     `samples`: the samples of a micro-batch on one data-parallel rank. `zero`: the ZeRO stage that weights may have. `outer`: how many axes
     of a rank's mesh lie outside of the pipeline's (`PipelineAxis`). `inner`: what the tensor ranks share where a tool has to be told
-    (`tool_forms.Inner`); empty if every operator may use them in its own way."""
+    (`Inner`); empty if every operator may use them in its own way."""
 
     ranks: int
     virtual: int

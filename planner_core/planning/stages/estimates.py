@@ -17,9 +17,10 @@ from planner_core.core import ITEM_BYTES, Plan
 from planner_core.cost import cost_model_of, least_boundary_bytes, least_host_seconds
 from planner_core.cost.communication import AxisLink, collective_time, pipe_link, rank_links
 from planner_core.cost.memory import WeightBytes, has_working_copy, weight_bytes
+from planner_core.planning.methods import Inner, ToolStages
 from planner_core.planning.planner import Planner
 from planner_core.planning.stages.degrees import PipelineDegrees
-from planner_core.planning.stages.tool_forms import Inner, ToolForm
+from planner_core.planning.stages.tool_forms import layout_of_tool
 
 MIN_ACTIVATION_SHARE, RECOMPUTE_OVERHEAD = 0.04, 0.33
 """The least share of activations under recomputation, and the most that it adds to a step."""
@@ -37,7 +38,7 @@ class DegreeEstimates:
 
     planner: Planner
     zero_stages: tuple[int, ...]
-    form: ToolForm | None = None
+    form: ToolStages | None = None
 
     def estimate(
         self, d: PipelineDegrees, micro_batch_s: float, activation_bytes: float
@@ -70,7 +71,7 @@ class DegreeEstimates:
         # The outermost place comes first, whatever place `d` has: what the tensor ranks have there is the measure for the others.
         for outer in range(len(d.mesh.axis_sizes) + 1):
             at = replace(d, outer=outer)
-            if self.form and self.form.layout(at) is None:
+            if self.form and layout_of_tool(self.form, at) is None:
                 continue
             links = (*rank_links(self.planner.cluster, d.mesh, at.pipe), self._pipe_link(at))
             # Tensor ranks send most, so they stay on the links that they have where nothing lies between them.

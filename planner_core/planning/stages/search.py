@@ -39,6 +39,7 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import Graph, Plan, Sentence
 from planner_core.planning.fitting.shortage import states_can_fit
+from planner_core.planning.methods import tool_stages
 from planner_core.planning.planner import Planner
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.stages.cuts import find_cut, plan_of_cut, plan_of_least_memory
@@ -51,7 +52,7 @@ from planner_core.planning.stages.degrees import (
 )
 from planner_core.planning.stages.estimates import DegreeEstimates, least_compute_s, least_host_s
 from planner_core.planning.stages.pieces import CopyPolicy, RangeCosts
-from planner_core.planning.stages.tool_forms import FORMS, MOST_ZERO_OF_TOOLS
+from planner_core.planning.stages.tool_forms import MOST_ZERO_OF_TOOLS, list_tool_degrees, may_deal_experts
 from planner_core.planning.stages.whole_models import STRONG_RECOMPUTATIONS, WholeModels
 from planner_core.search import check_bound
 
@@ -121,7 +122,7 @@ class _StageSearch:
         self.below_s = known.cost.step_time_s / breadths[-1].least_gain if known else math.inf
         self.min_compute_s = least_compute_s(known) if known else 0.0
         self.host_s = least_host_s(planner, known) if known else (0.0, 0.0)
-        self.form = FORMS.get(str(planner.request.tool))
+        self.form = tool_stages(planner.request.tool)
         highest = min(planner.workload.zero, MOST_ZERO_OF_TOOLS if self.form else max(ZERO_STAGES))
         admitted = planner.request.zero_stages
         zero_stages = tuple(z for z in ZERO_STAGES if z <= highest and z in admitted) or (highest,)
@@ -284,9 +285,9 @@ class _StageSearch:
     def degrees(self) -> Iterator[PipelineDegrees]:
         """All degrees that suit the cluster, the batch, the model and the tool."""
         first = self.first
-        deals = self.form is not None and self.form.may_deal_experts(first.graph)
+        deals = self.form is not None and may_deal_experts(self.form, first.graph)
         for d in list_degrees(first.cluster, first.workload.batch, self.models.copies, deals=deals):
-            yield from self.form.list_degrees(d, first.graph) if self.form else (d,)
+            yield from list_tool_degrees(self.form, d, first.graph) if self.form else (d,)
 
     def estimate_degrees(self, candidates: list[PipelineDegrees]) -> Iterator[tuple[float, PipelineDegrees]]:
         """Yield a rough step of each candidate, at each ZeRO stage that it may need."""

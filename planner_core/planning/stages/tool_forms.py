@@ -10,13 +10,11 @@ degrees, the use of the inner ranks (`Inner`), and how many copies each stage ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Iterator
+from dataclasses import replace
 
 from planner_core.core import Graph
-from planner_core.planning.methods import Layout
-from planner_core.planning.methods.layout import ORDERS
+from planner_core.planning.methods import Inner, Layout, ToolStages
 from planner_core.planning.methods.legality import may_state
 from planner_core.planning.stages.degrees import MICRO_BATCH_SAMPLES, PipelineDegrees
 
@@ -24,71 +22,40 @@ MOST_ZERO_OF_TOOLS = 1
 """The highest ZeRO stage of weights that run in stages: both tools send their traffic once a step."""
 
 
-class Inner(StrEnum):
-    """What the inner ranks of a rank's mesh share. Context ranks by the names of `CP_TYPES`."""
-
-    TENSOR = "tensor"
-    EXPERT = "expert"
-    RING = "ring"
-    ULYSSES = "ulysses"
-    GATHER = "gather"
+def may_deal_experts(stages: ToolStages, graph: Graph) -> bool:
+    """Return whether inner ranks of a tool may have experts, and samples, of their own."""
+    return Inner.EXPERT in stages.inner and "ep" in may_state(graph)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolForm:
-    """The stages of a tool.
-
-    Attributes:
-        inner: What inner ranks may share.
-        orders: Where the pipeline's ranks may lie, in the words of a layout.
-        most_virtual: The most stages of a rank.
-        even: Whether all stages have as many copies, or one more.
-    """
-
-    inner: tuple[Inner, ...]
-    orders: tuple[str, ...]
-    most_virtual: int
-    even: bool
-
-    def may_deal_experts(self, graph: Graph) -> bool:
-        """Return whether inner ranks may have experts, and samples, of their own."""
-        return Inner.EXPERT in self.inner and "ep" in may_state(graph)
-
-    def list_degrees(self, degrees: PipelineDegrees, graph: Graph) -> Iterator[PipelineDegrees]:
-        """Yield the degrees once for each use of their inner ranks; none if the tool does not run as many stages, or stages of such a
-        model."""
-        if degrees.virtual > self.most_virtual or not _is_single_stack(graph):
-            return
-        words = may_state(graph)
-        for inner in self.inner if degrees.tensor > 1 else (Inner.TENSOR,):
-            # Experts are dealt to ranks that share the samples, so each of them needs as many as a rank without experts.
-            if inner is Inner.EXPERT and ("ep" not in words or degrees.samples % degrees.tensor):
-                continue
-            if degrees.samples not in MICRO_BATCH_SAMPLES and inner is not Inner.EXPERT:
-                continue
-            if inner not in (Inner.TENSOR, Inner.EXPERT) and "cp" not in words:
-                continue
-            yield replace(degrees, inner=inner)
-
-    def layout(self, d: PipelineDegrees) -> Layout | None:
-        """Return the degrees as a layout; None if the tool does not know this place of the pipeline's ranks."""
-        n, data = d.tensor, d.data
-        layout = Layout(dp=data, zero=d.zero if data > 1 else 0, pp=d.ranks, vp=d.virtual)
-        if d.inner == Inner.TENSOR:
-            layout = replace(layout, tp=n, sp=n > 1)
-        elif d.inner == Inner.EXPERT:
-            layout = replace(layout, dp=data * n, ep=n, zero=d.zero)
-        else:  # context ranks hold the same weights, so the ZeRO stage is over them too
-            layout = replace(layout, cp=n, cp_type=d.inner, zero=d.zero)
-        places = (replace(layout, order=order) for order in self.orders)
-        return next((one for one in places if one.pipe == d.pipe), None)
+def list_tool_degrees(stages: ToolStages, degrees: PipelineDegrees, graph: Graph) -> Iterator[PipelineDegrees]:
+    """Yield the degrees once for each use of their inner ranks; none if the tool does not run as many stages, or stages of such a
+    model."""
+    if degrees.virtual > stages.most_virtual or not _is_single_stack(graph):
+        return
+    words = may_state(graph)
+    for inner in stages.inner if degrees.tensor > 1 else (Inner.TENSOR,):
+        # Experts are dealt to ranks that share the samples, so each of them needs as many as a rank without experts.
+        if inner is Inner.EXPERT and ("ep" not in words or degrees.samples % degrees.tensor):
+            continue
+        if degrees.samples not in MICRO_BATCH_SAMPLES and inner is not Inner.EXPERT:
+            continue
+        if inner not in (Inner.TENSOR, Inner.EXPERT) and "cp" not in words:
+            continue
+        yield replace(degrees, inner=inner)
 
 
-FORMS: Mapping[str, ToolForm] = {
-    "megatron": ToolForm(tuple(Inner), ORDERS[:2], most_virtual=8, even=False),
-    "torchtitan": ToolForm((Inner.TENSOR, Inner.GATHER), ORDERS[:1], most_virtual=2, even=True),
-}
-"""The tools whose settings state pipeline stages, as `export --to` names them."""
+def layout_of_tool(stages: ToolStages, d: PipelineDegrees) -> Layout | None:
+    """Return the degrees as a layout; None if the tool does not know this place of the pipeline's ranks."""
+    n, data = d.tensor, d.data
+    layout = Layout(dp=data, zero=d.zero if data > 1 else 0, pp=d.ranks, vp=d.virtual)
+    if d.inner == Inner.TENSOR:
+        layout = replace(layout, tp=n, sp=n > 1)
+    elif d.inner == Inner.EXPERT:
+        layout = replace(layout, dp=data * n, ep=n, zero=d.zero)
+    else:  # context ranks hold the same weights, so the ZeRO stage is over them too
+        layout = replace(layout, cp=n, cp_type=d.inner, zero=d.zero)
+    places = (replace(layout, order=order) for order in stages.orders)
+    return next((one for one in places if one.pipe == d.pipe), None)
 
 
 def _is_single_stack(graph: Graph) -> bool:

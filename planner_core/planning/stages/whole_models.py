@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from planner_core.core import BlockPlan, Graph, InputError, Sentence
 from planner_core.cost import Component, ops_at_the_ends, without_copies_of_inputs
-from planner_core.planning.methods import list_switches
+from planner_core.planning.methods import ToolStages, list_switches
 from planner_core.planning.methods.legality import unsearchable_faults
 from planner_core.planning.planner import Networks, Planner, prepare_planner, with_recompute, with_zero
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.stages.degrees import ModelKey, PipelineDegrees
 from planner_core.planning.stages.pieces import CopyPolicy, policy_from_plan
 from planner_core.planning.stages.rank_bound import RankBound, rank_bound
-from planner_core.planning.stages.tool_forms import ToolForm
+from planner_core.planning.stages.tool_forms import layout_of_tool
 from planner_core.search import SearchLimits, make_block_plans, search_roughly, search_within_budget
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
@@ -48,7 +48,7 @@ class WholeModels:
         first: Planner,
         say: Progress,
         load_graph: Callable[[Request], Graph] | None,
-        form: ToolForm | None,
+        form: ToolStages | None,
     ) -> None:
         self.first, self.say, self.load_graph, self.form = first, say, load_graph, form
         self.planners: dict[tuple[int, int], Planner | None] = {}
@@ -101,7 +101,7 @@ class WholeModels:
         if planner is None:
             return None
         planner = with_recompute(self.bounding_planner(planner) if at_least else planner, recompute)
-        layout = self.form.layout(d) if self.form else None
+        layout = layout_of_tool(self.form, d) if self.form else None
         try:
             if layout is None:
                 problem = planner.problem(d.mesh, uniform=uniform, pipe=d.pipe, at_least=at_least)

@@ -9,6 +9,7 @@ from typing import Any
 
 from planner_core.core import OPTIMIZER_KERNELS, InputError, Sentence, named
 from planner_core.planning.methods import Layout
+from planner_core.planning.methods.tools import torchtitan
 from planner_core.planning.pricing.configs.dealt_stages import (
     FIRST_LESS,
     LAST_LESS,
@@ -46,20 +47,10 @@ TABLE = Table(
 )
 SECTIONS = ("parallelism", "training", "activation_checkpoint", "experimental", "model", "model_spec", "job")
 """Sections by which a TOML is known as torchtitan's."""
-RECOMPUTATIONS = ("none", "full", "selective")
-"""What is recomputed in backward. `selective` is by operator, not every n-th layer."""
 RECOMPUTE_CLASSES = {"fullac": "full", "selectiveac": "selective", "noac": "none", "none": "none"}
 """The recomputation by the classes of Python configs."""
-SCHEDULES = {
-    "1f1b": "1f1b",
-    "gpipe": "gpipe",
-    "interleaved1f1b": "interleaved",
-    "interleavedzerobubble": "zb",
-    "zbvzerobubble": "zbv",
-}
-"""torchtitan's schedules that can be priced, and the planner's words for them."""
-
-
+SCHEDULES = {name.lower(): schedule for schedule, name in torchtitan.SCHEDULES.items()}
+"""The planner's words for torchtitan's schedules."""
 ARGUMENT_SIGNATURE = ("--parallelism.", "--training.")
 """Beginnings of options by which a list of arguments is known as torchtitan's."""
 ACTIVATION_CHECKPOINT = re.compile(r"(?m)(?:^|\s)activation-checkpoint:(\w+)")
@@ -98,7 +89,7 @@ def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
     options = fields.read_options(TABLE)
     micro_batch, parts = _pipeline_micro_batches(fields, layout, options["micro_batch"])
     options |= {
-        "stack": "torchtitan",
+        "stack": torchtitan.TORCHTITAN.name,
         "micro_batch": micro_batch,
         "accumulate": parts,
         "recompute": _read_recompute(fields),
@@ -203,7 +194,7 @@ def _read_recompute(fields: Fields) -> str:
         if kind not in RECOMPUTE_CLASSES:
             raise fields.wrong_value("activation_checkpoint", kind, "one of FullAC, SelectiveAC")
         return RECOMPUTE_CLASSES[kind]
-    recompute = fields.read_word("activation_checkpoint.mode", "none", RECOMPUTATIONS)
+    recompute = fields.read_word("activation_checkpoint.mode", "none", torchtitan.TORCHTITAN.recomputations)
     # The one option that is priced.
     fields.if_used(recompute == "selective").read_word("activation_checkpoint.selective_ac_option", "op", ("op",))
     return recompute
