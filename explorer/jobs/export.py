@@ -89,10 +89,10 @@ WORKERS = ExportWorkers()
 """Those of this server."""
 
 
-def export(plan: Plan, target: str, *, near: bool = False) -> ExportedFile:
-    """Write the plan in another form; with `near` the nearest that the form can express."""
+def export(plan: Plan, target: str, **options: bool) -> ExportedFile:
+    """Write the plan in another form. `options`: those of `export_text`."""
     try:
-        answer = WORKERS.run({"plan": plan_to_json(plan), "form": target, "nearest": near})
+        answer = WORKERS.run({"plan": plan_to_json(plan), "form": target, "options": options})
     except PlannerError as error:
         return ExportedFile("", (), word_terms(error.sentence))
     remarks = tuple(

@@ -1,9 +1,9 @@
 """Write one export in a process that has imported what it needs before the plan is known.
 
 An export of a training script takes 6 s of a processor, of which 4 s import torch and transformers. `python -m
-explorer.jobs.export_worker` imports them, waits for one line of JSON with the plan, the form and whether the nearest plan would do, and
-prints the file and what is said of it. It ends without one where its standard input ends, so that it does not outlive the server. An
-error is printed as the JSON of its sentence, which the page words.
+explorer.jobs.export_worker` imports them, waits for one line of JSON with the plan, the form and the options of `export_text`, and prints
+the file and what is said of it. It ends without one where its standard input ends, so that it does not outlive the server. An error is
+printed as the JSON of its sentence, which the page words.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from planner_core.core import PlannerError, plan_from_json
-from planner_core.exporters import Remark, export_text, nearest_text
+from planner_core.exporters import Remark, export_text
 
 # the writer of the training script imports torch; a model from a config is of transformers
 SLOW_IMPORTS = (
@@ -31,8 +31,7 @@ SLOW_IMPORTS = (
 
 def write_export(order: Mapping[str, Any]) -> dict[str, Any]:
     """Write the file of a plan in a form, its remarks, and its price beside the plan's, as plain data. Raises PlannerError."""
-    write = nearest_text if order["nearest"] else export_text
-    exported = write(plan_from_json(order["plan"]), order["form"])
+    exported = export_text(plan_from_json(order["plan"]), order["form"], **order["options"])
     return {
         "content": exported.text,
         "remarks": [[r.kind.value, r.to_json()] for r in map(Remark.of, exported.remarks)],

@@ -65,7 +65,6 @@ WORDS: Mapping[str, Callable[[Term], str]] = {
     "cluster": lambda term: "the cluster",
     "tool": _word_tool,
     "form": _word_tool,
-    "nearest": lambda term: "the nearest plan",
     "method": lambda term: ALL[term.name].shown_plan,
     "check": option_switch,
     "option": _word_option,

@@ -41,6 +41,8 @@ from planner_core.core import (
 from planner_core.planning import METHODS, TRADE_OFF, Request, Result, rare_collections
 from planner_core.planning.methods import EXAMPLE, FREE, TOOL_SWITCHES, TOOLS
 
+EXPORT_OPTIONS = ("nearest",)
+"""The options of `export_text`."""
 PLAN_OPTIONS = (
     "cluster",
     "mesh",
@@ -161,9 +163,7 @@ def _add_plan_commands(commands: Any) -> None:
     export.add_argument("plan")
     export.add_argument("--to", required=True)
     export.add_argument("-o", "--output", required=True, metavar="PATH")
-    export.add_argument(
-        "--nearest", action="store_true", help="where the form cannot hold the plan, the nearest plan that it can"
-    )
+    add_options(export, *EXPORT_OPTIONS)
     export.add_argument(
         "--json", action="store_true", help="what is said, and the cost beside the plan's, as one JSON object"
     )
@@ -408,11 +408,11 @@ def _check_code(plan: Plan, args: argparse.Namespace) -> None:
 
 
 def _run_export(args: argparse.Namespace) -> int:
-    from planner_core.exporters import check_file_name, export_text, nearest_text, write_export
+    from planner_core.exporters import check_file_name, export_text, write_export
 
     check_file_name(args.to, Path(args.output))
     plan = load_plan(args.plan)
-    exported = (nearest_text if args.nearest else export_text)(plan, args.to)
+    exported = export_text(plan, args.to, **options_given(args, EXPORT_OPTIONS))
     unrun = f"this plan was not run by the export; {_verify_command(args.plan, plan)}"
     lines = [*map(name_flags, write_export(exported, Path(args.output))), unrun]
     first = [*map(name_flags, exported.shortage)]

@@ -38,7 +38,7 @@ from planner_core.exporters.nearest import (
     unstated_dtype,
     unstated_options,
 )
-from planner_core.exporters.remarks import NEAREST, PRICE_FILE, Remark, RemarkKind, name_file
+from planner_core.exporters.remarks import PRICE_FILE, Remark, RemarkKind, name_file
 from planner_core.exporters.targets import write_target
 from planner_core.planning.methods import TARGETS, TOOLS, WHOLE_PLANS, CannotHold, Target, TpLayout
 from planner_core.planning.pricing import FORMATS
@@ -208,15 +208,17 @@ def _may_have_stages(target: Target, plan: Plan, cut: Pipeline) -> bool:
     return False
 
 
-def export_text(plan: Plan, target: str) -> ExportedPlan:
-    """Export a plan as text.
+def export_text(plan: Plan, target: str, *, nearest: bool = False) -> ExportedPlan:
+    """Export a plan as text. `nearest`: as for `export`.
 
     Raises InputError for an unknown target, or for a plan that it cannot hold; the message then names the nearest plan that it can hold,
-    and its price."""
+    and its price; with `nearest` if none that it can hold fits."""
     form = _find_target_for(plan, target)
     try:
         return write_form(plan, form)
     except InputError as error:
+        if nearest:
+            return _write_alternative(plan, form, error)
         alternative = _describe_alternative(plan, form)
         if alternative is None and (hint := _suggest_tools(plan, [form])):
             raise InputError(error.sentence, hint) from None
@@ -231,33 +233,31 @@ def _describe_alternative(plan: Plan, form: Target) -> Sentence | None:
     if not form.offers_nearest or not _can_be_priced(plan):
         return None
     if (other := _find_alternative(plan, form)) is not None:
-        return Sentence(f"{other.name} is the nearest that it holds (", NEAREST, "): ", other.cost.sentence())
+        return Sentence(
+            f"{other.name} is the nearest that it holds (", named("nearest", True), "): ", other.cost.sentence()
+        )
     plain = min(data_parallel_plans(plan), key=lambda p: _preference_of(p[1]), default=None)
     if plain is None:
         return None
     return Sentence(f"{plain[0].name} over all GPUs is the nearest, and needs no file: ", plain[1].sentence())
 
 
-def nearest_text(plan: Plan, target: str) -> ExportedPlan:
-    """Export the plan if the form can hold it, and otherwise the nearest plan with its price.
+def _write_alternative(plan: Plan, form: Target, error: InputError) -> ExportedPlan:
+    """Export the nearest plan that a form can hold, with its price; `error`: why it cannot hold the given one.
 
     Raises InputError if the form holds none that fits."""
-    form = _find_target_for(plan, target)
-    try:
-        return write_form(plan, form)
-    except InputError as error:
-        other = _find_alternative(plan, form)
-        if other is None:
-            raise
-        if not other.cost.fits:
-            raise InputError(
-                error.sentence,
-                f"; nothing is written, since {other.name}, the nearest that it holds, does not fit either: ",
-                other.cost.sentence(),
-            ) from None
-        remark = Sentence(f'{other.name} in place of "{plan.name}": ', error.sentence)
-        # The price of its export is beside the other plan; the user compares with the given one.
-        return ExportedPlan(other.export.text, (remark, *other.export.remarks), other.cost)
+    other = _find_alternative(plan, form)
+    if other is None:
+        raise error
+    if not other.cost.fits:
+        raise InputError(
+            error.sentence,
+            f"; nothing is written, since {other.name}, the nearest that it holds, does not fit either: ",
+            other.cost.sentence(),
+        ) from None
+    remark = Sentence(f'{other.name} in place of "{plan.name}": ', error.sentence)
+    # The price of its export is beside the other plan; the user compares with the given one.
+    return ExportedPlan(other.export.text, (remark, *other.export.remarks), other.cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,8 +323,7 @@ def export(plan: Plan, target: str, path: str | Path, *, nearest: bool = False) 
         'wrote train.py'
     """
     check_file_name(target, Path(path))
-    exported = nearest_text(plan, target) if nearest else export_text(plan, target)
-    return write_export(exported, Path(path))
+    return write_export(export_text(plan, target, nearest=nearest), Path(path))
 
 
 def check_file_name(target: str, path: Path) -> None:

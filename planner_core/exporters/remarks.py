@@ -40,8 +40,6 @@ class Remark(Sentence):
 
 FILE = Term("file", "", None, "FILE")
 """The path of the written file, which only whoever writes it knows."""
-NEAREST = Term("nearest", "", None, "nearest=True")
-"""The wish for the nearest plan that a form can hold."""
 PRICE_FILE = Term("price file", "", None, "price(config=FILE)")
 """The command that prices a written file."""
 

@@ -21,7 +21,7 @@ from planner_core.cli.main import main
 from planner_core.cli.options import name_flags
 from planner_core.core import DeviceMesh, Edge, InputError, ParamPlan, Plan, R, SitePlan, State, load_cluster, load_plan
 from planner_core.cost import zero_stage
-from planner_core.exporters.api import export, export_text, nearest_text
+from planner_core.exporters.api import export, export_text
 from planner_core.exporters.nearest import data_parallel_plans
 from planner_core.exporters.remarks import Remark, RemarkKind
 from planner_core.planning import Request, plan_model
@@ -343,7 +343,7 @@ def test_the_nearest_plan_shards_weights_whatever_the_zero_stage_of_the_given_on
     given = next(p for p in found.plans if p.name == "Megatron-LM + sequence parallel")
     assert given.workload.zero == 1
     priced = pricer("llama-3-8b", "1x8-h100").plan(Statement(parse_layout("fsdp=8"), 2, seq=512, layers=2))
-    near = nearest_text(given, target).nearest
+    near = export_text(given, target, nearest=True).nearest
     assert priced is not None and near is not None
     assert near.peak_bytes == priced.cost.memory_bytes["peak"]
     assert near.step_time_s == pytest.approx(priced.cost.step_time_s, rel=1e-12)

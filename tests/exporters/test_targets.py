@@ -325,7 +325,7 @@ def test_data_parallel_forms_give_one_reason_and_write_the_nearest() -> None:
             InputError, match=rf"splits the work of {name} over mesh axis .*is the nearest that it holds"
         ):
             export_text(plan, target)
-        near = api.nearest_text(plan, target)
+        near = api.export_text(plan, target, nearest=True)
         assert near.nearest is not None and near.nearest.fits and written in near.text
     assert "data_parallel_shard_degree 8\n" in export_text(plan, "torchtitan").text, "DDP holds whole states"
 
@@ -333,7 +333,7 @@ def test_data_parallel_forms_give_one_reason_and_write_the_nearest() -> None:
 def test_nothing_that_does_not_fit_is_written_in_place_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what the form holds the fastest that fits is written; if none does, nothing is, and the smallest is named."""
     plan = of_layout("dp=2,fsdp=4")
-    near = api.nearest_text(plan, "deepspeed")
+    near = api.export_text(plan, "deepspeed", nearest=True)
     assert near.nearest is not None and near.nearest.fits
     assert json.loads(near.text)["zero_optimization"]["stage"] in (1, 2, 3)
     find = api.data_parallel_plans
@@ -344,7 +344,7 @@ def test_nothing_that_does_not_fit_is_written_in_place_of_a_plan(monkeypatch: py
     monkeypatch.setattr(api, "data_parallel_plans", none_fits)
     monkeypatch.setattr(api, "megatron_alternatives", lambda plan: [])
     with pytest.raises(InputError, match=r"nothing is written, since ZeRO-. over all GPUs, .*does not fit"):
-        api.nearest_text(plan, "deepspeed")
+        api.export_text(plan, "deepspeed", nearest=True)
 
 
 def test_degrees_for_megatron_and_torchtitan() -> None:

@@ -110,9 +110,9 @@ def show_export_dialog(opened: Opened) -> None:
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def export_plan(key: shared_plans.PlanKey, target: str, _plan: Plan, near: bool = False) -> exporting.ExportedFile:
+def export_plan(key: shared_plans.PlanKey, target: str, _plan: Plan, **options: bool) -> exporting.ExportedFile:
     """Write one export, kept by the plan's key (see `shared_plans.plan_key`)."""
-    return exporting.export(_plan, target, near=near)
+    return exporting.export(_plan, target, **options)
 
 
 def show_export(opened: Opened, target: Target) -> None:
@@ -123,7 +123,7 @@ def show_export(opened: Opened, target: Target) -> None:
     with st.spinner(f"Writing it for {target.title}", show_time=True):
         exported = export_plan(*key)
         if exported.problem and target.offers_nearest:
-            exported = export_plan(*key, near=True)
+            exported = export_plan(*key, nearest=True)
     with place.container():
         _show_exported(opened.home, plan, target, exported)
 

@@ -323,6 +323,7 @@ _ENTRIES = (
         "wait until the gap between the plan and its bound is closed, as far as it can be",
         "proof",
     ),
+    Option("nearest", bool, "where the form cannot hold the plan, the nearest plan that it can", "the nearest plan"),
 )
 OPTIONS: Mapping[str, Option] = {option.name: option for option in _ENTRIES}
 """The options by name."""
@@ -371,10 +372,6 @@ def time_amount(seconds: float) -> Term:
     return Term("seconds", "", seconds, text)
 
 
-SWITCHES = {"nearest": "--nearest", "price file": "price --config FILE"}
-"""Terms of an export that are no options of a request, in the words of the command line."""
-
-
 def check_options(values: object, names: Iterable[str]) -> None:
     """Check the fields of these names by the table. Raises InputError for the first that is impossible."""
     for name in names:
@@ -387,8 +384,10 @@ def option_switch(term: Term) -> str:
         return f"--{term.name}" if term.value is None else f"--{term.name} {term.value}"
     if term.kind == "form":
         return f"--to {term.name}"
+    if term.kind == "price file":
+        return "price --config FILE"
     if term.kind != "option":
-        return SWITCHES.get(term.kind, term.text)
+        return term.text
     option = OPTIONS[term.name]
     if term.value is None or isinstance(term.value, bool):
         return option.switch
