@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from planner_core.core import Cluster, Graph, InputError, Sentence, named
 from planner_core.models import VOCABULARY, default_sizes, pad_vocabulary, with_adapters
@@ -64,28 +64,6 @@ class ModelGraphs:
         return self.load(self.model, batch=spec.batch, seq=spec.seq, dtype=spec.dtype, layers=spec.layers)
 
 
-class StatedModel(Protocol):
-    """A model of which runs are stated."""
-
-    def state_run(self, layout: Layout, options: Mapping[str, Any]) -> Stated:
-        """Return the run of a layout, with the values of `Statement` in `options`. Raises InputError."""
-
-    def fixed_micro_batch(self, layout: Layout) -> Mapping[str, int]:
-        """Return the option of the micro-batch where the model fixes its samples. Raises InputError."""
-
-    def fixed_accumulate(self, stated: Statement) -> int | None:
-        """Return the micro-batches of a step with the samples of a statement; None where a search may choose them."""
-
-    def dtype(self, stated: Statement) -> str | None:
-        """Return the dtype to ask for; None for the model's own."""
-
-    def graph(self, stated: Statement) -> Graph:
-        """Return the graph of one micro-batch. Raises InputError."""
-
-    def source(self, stated: Statement) -> GraphSource:
-        """Return the graphs of a search that may choose the micro-batches; their vocabulary is not padded."""
-
-
 @dataclass(frozen=True)
 class NamedModel:
     """A model by its name, which has a graph for any samples, tokens and dtype."""
@@ -113,15 +91,15 @@ class NamedModel:
         return stated, (Sentence(why, *count, missed, named("micro_batch"), " states others"),)
 
     def fixed_micro_batch(self, layout: Layout) -> Mapping[str, int]:
-        """Return no option: a micro-batch has any number of samples."""
+        """Return the option of the micro-batch where the model fixes its samples: none."""
         return {}
 
     def fixed_accumulate(self, stated: Statement) -> int | None:
-        """Return None: a step has any number of micro-batches."""
+        """Return the micro-batches of a step with the samples of a statement: None, as a search may choose them."""
         return None
 
     def dtype(self, stated: Statement) -> str | None:
-        """Return the stated dtype, or the one in which the cluster's GPU trains."""
+        """Return the dtype to ask for: the stated one, or the one in which the cluster's GPU trains."""
         return stated.dtype or self.cluster.gpu.training_dtype
 
     def graph(self, stated: Statement) -> Graph:
@@ -132,7 +110,7 @@ class NamedModel:
         return self.graphs.open(GraphSpec(*sizes, stated.lora, stated.nf4, multiple))
 
     def source(self, stated: Statement) -> GraphSource:
-        """Return what opens the graph of one micro-batch of a request."""
+        """Return the graphs of a search that may choose the micro-batches. Their vocabulary is not padded."""
 
         def open_graph(request: Request) -> Graph:
             sizes = request.workload().graph_batch, request.seq, request.dtype, request.layers
@@ -175,7 +153,7 @@ class ExampleInputs:
         return stated.accumulate
 
     def dtype(self, stated: Statement) -> str | None:
-        """Return the stated dtype, which has to be the model's own."""
+        """Return the dtype to ask for: the stated one, which has to be the model's own; None for that."""
         return stated.dtype
 
     def graph(self, stated: Statement) -> Graph:
@@ -200,6 +178,9 @@ class ExampleInputs:
 
     def _open(self, layers: int | None) -> Graph:
         return self.graphs.open(GraphSpec(None, None, None, layers))
+
+
+StatedModel = NamedModel | ExampleInputs
 
 
 def _count_samples(number: int) -> str:
