@@ -57,7 +57,6 @@ from planner_core.ops.registry import (
     known_functions,
     operator,
     rows,
-    rule_of,
     splits_saved_tensor,
     work_of,
 )

@@ -4,8 +4,8 @@
     PASSES:      each takes the draft, and returns it with what it found and why
     Result:      the plans, and which of them is the one to run (planning/result.py)
 
-The command line, the library and the page all ask `plan_model`. A new pass is a function of a draft and a line of `FIRST_PASSES`, before
-"baselines" if it may change the chosen plan.
+The command line, the library and the page all ask `plan_model`. A new pass is a function of a draft and a line of `ONE_STAGE_PASSES` at the
+end of this file, before "baselines" if it may change the chosen plan.
 """
 
 from __future__ import annotations
@@ -85,6 +85,79 @@ from planner_core.planning.stages import (
     may_use_stages,
 )
 from planner_core.search import TIE
+
+
+@rare_collections()
+def plan_model(
+    request: Request,
+    graph: GraphSource = None,
+    progress: Progress | None = None,
+    like: Planner | None = None,
+    show_first: Callable[[Plan], None] | None = None,
+    passes: Mapping[str, Pass] | None = None,
+    searched: tuple[Planner, Plan] | None = None,
+) -> Result:
+    """Find the best plan of a request, then run the passes behind it.
+
+    `like` and `searched` are those of `choose_step`. `show_first` gets the first plan on meshes of two axes,
+    with its bound, or one with stages that is much quicker, before proofs and the passes that take most of the time.
+    `passes`: those of `PASSES` by default, and none for a caller that reads the best plan only. No pass changes the best plan of
+    another method than the exact search, and for T5-large the passes take half of TAP's time.
+
+    Raises PlannerError (see `core.errors`) for all that a user can get wrong, and NoPlanFits if no plan fits the memory budget
+    that the user gave.
+    """
+    start = time.perf_counter()
+    request = request.with_tool_software()
+    first = request if show_first is None else replace(request, prove=False)
+    say = progress or (lambda text: None)
+
+    def show(planner: Planner, plan: Plan) -> None:
+        if show_first is not None:
+            staged = find_first_staged_plan(request, plan, say, graph, planner)
+            show_first(staged.plan if staged else plan)
+
+    try:
+        draft = replace(choose_step(first, graph, say, like, show, searched), request=request)
+    except NoPlanFits as error:
+        draft, passes = _choose_stages_alone(request, error, graph, say), {}
+    for name, apply_pass in (PASSES if passes is None else passes).items():
+        draft, reason = apply_pass(draft)
+        draft = replace(draft, reasons={**draft.reasons, name: reason})
+    planner = draft.planner
+    timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
+    result = Result(
+        planner=planner.changed(),
+        asked=request,
+        source=graph,
+        plans=(*map(note_gap_with_waits, draft.leading or (draft.chosen,)), *draft.trade_offs, *draft.others),
+        timings_s=timings,
+        notes=draft.notes,
+        reasons=draft.reasons,
+        planners=draft.planners,
+        free=draft.free,
+    )
+    return append_staged(
+        _describe_method(result, METHODS[request.method]), ((one.plan, one.planner) for one in draft.staged)
+    )
+
+
+def _describe_method(result: Result, method: Method) -> Result:
+    """Return the result of a paper's method with a note on what its plan is."""
+    if not method.objective:
+        return result
+    best, *others = result.plans
+    best = replace(best, notes=(method.admits, *best.notes))
+    return replace(result, plans=(best, *others))
+
+
+def _choose_stages_alone(request: Request, error: NoPlanFits, graph: GraphSource, say: Progress) -> Draft:
+    """Return the draft of a stated budget that stages alone fit. Raises the error, with what stages take, if they do not fit either."""
+    staged, reason = find_stages_in_budget(request, error, say, graph)
+    assert error.nearest is not None
+    asked = replace(request, batch=error.nearest.workload.batch, accumulate=error.nearest.accumulate)
+    planner = prepare_planner(asked, graph(asked) if callable(graph) else None)
+    return Draft(request, graph, planner, error.nearest, say, reasons={STAGES: reason}, staged=staged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,76 +463,3 @@ FIRST_PASSES: Mapping[str, Pass] = {
 """The passes of an answer to which `add_stages` and `prove` add: that of the page."""
 PASSES: Mapping[str, Pass] = {**ONE_STAGE_PASSES, STAGES: search_stages}
 """The whole way of a request. Stages stand last since their search starts from the best plan of one stage and takes the longest."""
-
-
-@rare_collections()
-def plan_model(
-    request: Request,
-    graph: GraphSource = None,
-    progress: Progress | None = None,
-    like: Planner | None = None,
-    show_first: Callable[[Plan], None] | None = None,
-    passes: Mapping[str, Pass] = PASSES,
-    searched: tuple[Planner, Plan] | None = None,
-) -> Result:
-    """Find the best plan of a request, then run the passes behind it.
-
-    `like` and `searched` are those of `choose_step`. `show_first` gets the first plan on meshes of two axes,
-    with its bound, or one with stages that is much quicker, before proofs and the passes that take most of the time. `passes`: none for
-    a caller that reads the best plan only. No pass changes the best plan of another method than the exact search, and for T5-large the
-    passes take half of TAP's time.
-
-    Raises PlannerError (see `core.errors`) for all that a user can get wrong, and NoPlanFits if no plan fits the memory budget
-    that the user gave.
-    """
-    start = time.perf_counter()
-    request = request.with_tool_software()
-    first = request if show_first is None else replace(request, prove=False)
-    say = progress or (lambda text: None)
-
-    def show(planner: Planner, plan: Plan) -> None:
-        if show_first is not None:
-            staged = find_first_staged_plan(request, plan, say, graph, planner)
-            show_first(staged.plan if staged else plan)
-
-    try:
-        draft = replace(choose_step(first, graph, say, like, show, searched), request=request)
-    except NoPlanFits as error:
-        draft, passes = _choose_stages_alone(request, error, graph, say), {}
-    for name, apply_pass in passes.items():
-        draft, reason = apply_pass(draft)
-        draft = replace(draft, reasons={**draft.reasons, name: reason})
-    planner = draft.planner
-    timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
-    result = Result(
-        planner=planner.changed(),
-        asked=request,
-        source=graph,
-        plans=(*map(note_gap_with_waits, draft.leading or (draft.chosen,)), *draft.trade_offs, *draft.others),
-        timings_s=timings,
-        notes=draft.notes,
-        reasons=draft.reasons,
-        planners=draft.planners,
-        free=draft.free,
-    )
-    return append_staged(
-        _describe_method(result, METHODS[request.method]), ((one.plan, one.planner) for one in draft.staged)
-    )
-
-
-def _describe_method(result: Result, method: Method) -> Result:
-    """Return the result of a paper's method with a note on what its plan is."""
-    if not method.objective:
-        return result
-    best, *others = result.plans
-    best = replace(best, notes=(method.admits, *best.notes))
-    return replace(result, plans=(best, *others))
-
-
-def _choose_stages_alone(request: Request, error: NoPlanFits, graph: GraphSource, say: Progress) -> Draft:
-    """Return the draft of a stated budget that stages alone fit. Raises the error, with what stages take, if they do not fit either."""
-    staged, reason = find_stages_in_budget(request, error, say, graph)
-    assert error.nearest is not None
-    asked = replace(request, batch=error.nearest.workload.batch, accumulate=error.nearest.accumulate)
-    planner = prepare_planner(asked, graph(asked) if callable(graph) else None)
-    return Draft(request, graph, planner, error.nearest, say, reasons={STAGES: reason}, staged=staged)

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     )
     from planner_core.models.hooks.finite import AssumeFinite
     from planner_core.models.hooks.forms import makes_kv_cache, normalize_call, rewrite_call
-    from planner_core.models.hooks.model_parts import MISSING, buffer_bytes, names_by_parameter
+    from planner_core.models.hooks.model_parts import buffer_bytes, names_by_parameter
     from planner_core.models.hooks.module_state import (
-        Change,
         ModuleState,
         WeightDtypes,
         replace_tensors,
