@@ -224,6 +224,13 @@ def test_a_plan_that_fits_and_whose_freed_blocks_do_not_is_told_the_same_everywh
         cell, reserved = table._memory_cell(plan, home), predict_reserved(plan, home.cluster)
         assert ("NCCL" in cell["hover"]) == tight == (fits_mark(plan, home.cluster) == "tight")
         assert cell["below"].endswith(", tight") == tight == ("more than the GPU has" in _describe_reserved(reserved))
+    # The table of the command line said "tensors" of these, the page nothing.
+    high_gb = predict_reserved(plan, result.cluster).high_bytes / 1e9
+    for share, above in ((0.999, True), (1.001, False)):
+        request = replace(result.request, memory_gb=high_gb * share)
+        cell = table._memory_cell(plan, replace(result, planner=replace(result.planner, request=request)))
+        assert cell["below"].endswith(", above") == above == ("Above: " in cell["hover"])
+        assert (fits_mark(plan, result.cluster, request.memory_gb) == "tensors") == above
 
 
 def test_a_plan_of_one_stage_that_does_not_fit_is_not_the_best_or_proven() -> None:

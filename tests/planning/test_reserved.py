@@ -13,7 +13,7 @@ from bench.support.published import memory
 from bench.support.published.reserved import TENSORS_ALONE, Fit, Peak, close_left_out, fit_peaks
 from planner_core.core import ASSETS, load_cluster
 from planner_core.planning import Request, plan_model
-from planner_core.planning.analysis import price_report, price_text, text
+from planner_core.planning.analysis import plan_report, price_report, price_text, text
 from planner_core.planning.analysis.legend import FITS_WORDS, TENSORS, describe_fits, fits_mark
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import (
@@ -137,6 +137,9 @@ def test_the_table_of_plans_tells_of_the_stated_memory() -> None:
     peak = plan_model(asked, passes={}).best.cost.memory_bytes["peak"]
     result = plan_model(replace(asked, memory_gb=peak * 1.001 / 1e9), passes={})
     assert FITS_WORDS[TENSORS] in text(result)
+    assert plan_report(result)["plans"][0]["memory_reserved"]["above_stated"]
+    ample = replace(result, planner=replace(result.planner, request=replace(result.request, memory_gb=None)))
+    assert not plan_report(ample)["plans"][0]["memory_reserved"]["above_stated"]
 
 
 def test_the_command_tells_it() -> None:

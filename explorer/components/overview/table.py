@@ -167,21 +167,22 @@ def _traffic_cell(plan: Plan, parts: Parts) -> dict[str, Any]:
 def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
     peak, capacity = plan.cost.memory_bytes["peak"], home.cluster.gpu.memory_bytes
     limit = step_parts.memory_limit_bytes(home)
-    reserved = predict_reserved(plan, home.cluster)
+    reserved = predict_reserved(plan, home.cluster, home.request.memory_gb)
     fullest = f"Rank {plan.fullest_rank} of the pipeline is the fullest. " if plan.pipeline else ""
     likely = max(peak / capacity, min(1.0, reserved.high_bytes / capacity)) if plan.fits else 1.0
     return {
         "figure": units.memory(peak),
         "below": reserved_range(plan, reserved),
         "hover": f"{fullest}The tensors of a plan may take {units.memory(limit)}, {units.percent(limit / capacity)} of the GPU. "
-        f"{describe_reserved(plan.fits and reserved.short, capacity)}{describe_tight(reserved) if plan.fits else ''}",
+        f"{describe_reserved(plan.fits and reserved.short, capacity)}{describe_mark(reserved) if plan.fits else ''}",
         "order": peak,
         "memory": [min(1.0, peak / capacity), likely, not plan.fits or reserved.short],
     }
 
 
 def reserved_range(plan: Plan, reserved: ReservedMemory, unit: str = "") -> str:
-    """Write what the allocator reserves under a plan, in GiB: `58.1–66.4`, `74.1–79.6, tight` or `short`; empty if it does not fit.
+    """Write what the allocator reserves under a plan, in GiB: `58.1–66.4`, `74.1–79.6, tight`, `13.7–21.5, above` or `short`; empty if it
+    does not fit.
 
     `unit`: what stands behind the range, where no head says it.
     """
@@ -190,7 +191,8 @@ def reserved_range(plan: Plan, reserved: ReservedMemory, unit: str = "") -> str:
     peak = plan.cost.memory_bytes["peak"]
     # The allocator never reserves less than the tensors take.
     low, high = (units.significant(max(peak, n) / units.GIB) for n in (reserved.low_bytes, reserved.high_bytes))
-    return "short" if reserved.short else f"{units.span(low, high)}{unit}{', tight' * reserved.tight}"
+    mark = ", tight" if reserved.tight else ", above" if reserved.above_stated else ""
+    return "short" if reserved.short else f"{units.span(low, high)}{unit}{mark}"
 
 
 def describe_reserved(short: bool, capacity: float) -> str:
@@ -203,13 +205,14 @@ def describe_reserved(short: bool, capacity: float) -> str:
     return f"PyTorch’s allocator reserves this range for them in nine in ten published runs; it may take {units.memory(capacity)}."
 
 
-def describe_tight(reserved: ReservedMemory) -> str:
-    """Say what `tight` means: the range may not be free, where the allocator has room for its likely value; else empty."""
-    return (
-        " Tight: with CUDA’s context and NCCL’s buffers this may be more than the GPU has."
-        if reserved.tight and not reserved.short
-        else ""
-    )
+def describe_mark(reserved: ReservedMemory) -> str:
+    """Say what the word behind a range means: `tight`, the GPU may not have so much free, or `above`, it is more than was stated; else
+    empty."""
+    if reserved.short:
+        return ""
+    if reserved.tight:
+        return " Tight: with CUDA’s context and NCCL’s buffers this may be more than the GPU has."
+    return " Above: the allocator knows of no stated memory, and may reserve more than that." * reserved.above_stated
 
 
 def scale_bar(parts: Parts, longest: float) -> tuple[list[list[Any]], bool]:

@@ -195,7 +195,7 @@ def _show_answer(result: Result, after: Plan, key: str) -> None:
     with st.container(horizontal=True, key=key, gap="large"):
         show_metrics(before, after)
         if after.fits:
-            _show_reserved(after, cluster)
+            _show_reserved(after, cluster, result.request.memory_gb)
         old, new = (
             " · ".join(filter(None, (recipe.layout_name(p), recipe.describe_extra_work(p)))) for p in (before, after)
         )
@@ -224,13 +224,13 @@ def _describe_recommended(result: Result) -> str:
     )
 
 
-def _show_reserved(plan: Plan, cluster: Cluster) -> None:
+def _show_reserved(plan: Plan, cluster: Cluster, memory_gb: float | None) -> None:
     """Draw what the allocator reserves under a plan that fits, in the words of the Overview."""
-    capacity, reserved = cluster.gpu.memory_bytes, predict_reserved(plan, cluster)
+    capacity, reserved = cluster.gpu.memory_bytes, predict_reserved(plan, cluster, memory_gb)
     st.metric(
         f"reserved of {units.memory(capacity)}",
         table.reserved_range(plan, reserved, " GiB"),
-        help=table.describe_reserved(reserved.short, capacity) + table.describe_tight(reserved),
+        help=table.describe_reserved(reserved.short, capacity) + table.describe_mark(reserved),
         width="content",
     )
 

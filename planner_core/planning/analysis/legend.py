@@ -170,10 +170,10 @@ def fits_mark(plan: Plan, cluster: Cluster, memory_gb: float | None = None) -> s
     Example: tensors of 73.3 GiB fit in 79.6, of which the allocator may reserve 79.5."""
     if not plan.fits:
         return "no"
-    reserved = predict_reserved(plan, cluster)
+    reserved = predict_reserved(plan, cluster, memory_gb)
     if reserved.tight or reserved.short:
         return SHORT if reserved.short else TIGHT
-    return "yes" if memory_gb is None or reserved.high_bytes <= memory_gb * 1e9 else TENSORS
+    return TENSORS if reserved.above_stated else "yes"
 
 
 def describe_fits(plans: Iterable[Plan], cluster: Cluster, memory_gb: float | None = None) -> tuple[str, ...]:

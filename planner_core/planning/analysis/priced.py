@@ -51,7 +51,8 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
     }
     if priced.plan is None or priced.speed is None:
         return judged
-    summary = plan_summary(priced.plan, priced.speed, predict_reserved(priced.plan, priced.cluster))
+    reserved = predict_reserved(priced.plan, priced.cluster, priced.memory_gb)
+    summary = plan_summary(priced.plan, priced.speed, reserved)
     # A stated run has no method and proves nothing, and its notes and `fits` stand above.
     for name in ("name", "method", "objective", "optimal", "notes", "fits"):
         summary.pop(name)

@@ -79,7 +79,7 @@ def plan_report(
     for p, simulated_step_s in zip(result.plans, times or simulate_steps(result), strict=True):
         speed = measure_speed(p, _micro_batch_flops(p, result), result.cluster)
         run = {} if budget is None else {"run": budget.to_json(speed, num_gpus)}
-        summary = plan_summary(p, speed, predict_reserved(p, result.cluster))
+        summary = plan_summary(p, speed, predict_reserved(p, result.cluster, result.request.memory_gb))
         plans.append(summary | {"simulated_step_s": simulated_step_s} | run)
     return {
         "schema": SCHEMA,

@@ -32,7 +32,8 @@ class ReservedMemory:
 
     Nine in ten of the `runs` measured runs of this kind lie between `low_bytes` and `high_bytes`. `short`: the allocator needs more
     than the GPU has, so it frees and reallocates blocks, which costs time. `tight`: it may, since the upper end is more than CUDA's
-    context and NCCL's buffers leave of the GPU."""
+    context and NCCL's buffers leave of the GPU. `above_stated`: the upper end is more than the memory that a request states, of which the
+    allocator does not know."""
 
     kind: str
     runs: int
@@ -41,6 +42,7 @@ class ReservedMemory:
     high_bytes: int
     short: bool
     tight: bool
+    above_stated: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the object for `plan --json`."""
@@ -64,8 +66,8 @@ def _kind_of_plan(plan: Plan) -> str:
     return GATHERED_WEIGHTS if any(role == SHARD and size > 1 for role, size in sizes) else WHOLE_WEIGHTS
 
 
-def predict_reserved(plan: Plan, cluster: Cluster) -> ReservedMemory:
-    """Return the memory that the allocator reserves under a plan."""
+def predict_reserved(plan: Plan, cluster: Cluster, memory_gb: float | None = None) -> ReservedMemory:
+    """Return the memory that the allocator reserves under a plan. `memory_gb`: the memory that the request states, if it does."""
     kind, capacity = _kind_of_plan(plan), cluster.gpu.memory_bytes
     kinds, outside_bytes = _load_fit()
     row = kinds[kind]
@@ -73,4 +75,5 @@ def predict_reserved(plan: Plan, cluster: Cluster) -> ReservedMemory:
     # The allocator cannot reserve more than there is: it frees cached blocks first.
     peak, low, high = (min(capacity, round(likely * factor)) for factor in (1.0, row["low"], row["high"]))
     short, tight = likely > capacity, likely * row["high"] > capacity - outside_bytes
-    return ReservedMemory(kind, int(row["n"]), peak, low, high, short, tight)
+    above_stated = memory_gb is not None and high > memory_gb * 1e9
+    return ReservedMemory(kind, int(row["n"]), peak, low, high, short, tight, above_stated)
