@@ -45,6 +45,7 @@ from planner_core.core.graph import (
     check_graph,
     differentiable_inputs,
     join_name,
+    numbered_names,
     root,
     unfold_graph,
     with_result_as_output,

@@ -10,6 +10,7 @@ or "4*s+1", so that one snapshot serves every workload. A `Graph` in memory has 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -263,6 +264,12 @@ def join_name(prefix: str, name: str) -> str:
     if not prefix or not name:
         return prefix or name
     return prefix + name if name.startswith("/") else f"{prefix}.{name}"
+
+
+def numbered_names(name: str, separator: str = "") -> Iterator[str]:
+    """Yield a name, and then the same with numbers from 2 on, without an end."""
+    yield name
+    yield from (f"{name}{separator}{number}" for number in itertools.count(2))
 
 
 def unfold_graph(graph: Graph) -> Graph:

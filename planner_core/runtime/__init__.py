@@ -20,7 +20,7 @@ from planner_core import lazy_exports
 if TYPE_CHECKING:
     from planner_core.runtime.initialize import Init, initializer
     from planner_core.runtime.library import apply, mesh_of
-    from planner_core.runtime.mismatch import PlanMismatch
+    from planner_core.runtime.mismatch import CannotRewrite, PlanMismatch
     from planner_core.runtime.parallel import Parallel
     from planner_core.runtime.program.collectives import Trace
     from planner_core.runtime.program.collectives.counter import (
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         rows_to_json,
     )
     from planner_core.runtime.program.operators.dropout import seed_generators, unit_seed
-    from planner_core.runtime.record import CannotRewrite
     from planner_core.runtime.record.batch import map_marked_leaves, map_sample_leaves
     from planner_core.runtime.stages import StagedParallel
     from planner_core.runtime.training.checkpoints import load, save

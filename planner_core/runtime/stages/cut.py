@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import Pipeline
 from planner_core.ops import writes_in_place
-from planner_core.runtime.mismatch import PlanMismatch
-from planner_core.runtime.record import CannotRewrite, Ref, Tape
+from planner_core.runtime.mismatch import CannotRewrite, PlanMismatch
+from planner_core.runtime.record import Ref, Tape
 from planner_core.runtime.record.batch import find_input_write
 from planner_core.runtime.record.tape import BUFFER, INPUT
 from planner_core.runtime.write.placed_tape import PlannedTape

@@ -15,7 +15,8 @@ import torch
 
 from planner_core.core import Placements
 from planner_core.ops import writes_in_place
-from planner_core.runtime.record import DEVICE, CannotRewrite, MixesSamples, Ref, TapeCall
+from planner_core.runtime.mismatch import CannotRewrite, MixesSamples
+from planner_core.runtime.record import DEVICE, Ref, TapeCall
 from planner_core.runtime.record.tape import BUFFER, INPUT, LITERAL, refs
 from planner_core.runtime.write.expressions import (
     RESERVED_IN_FORWARD,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from planner_core.core import numbered_names
 from planner_core.runtime.program.names import __all__ as PROVIDED_NAMES
 from planner_core.runtime.record import Ref
 from planner_core.runtime.write.syntax import WriteLeaf, attribute, binary, literal, make_call, path, subscript
@@ -189,11 +190,8 @@ class NameScope:
 
     def take(self, wanted: str, now: int, until: int) -> str:
         """Return a name for a value that is made on line `now` and last used on line `until`."""
-        wanted = to_identifier(wanted)
-        name, count = wanted, 1
-        while name in self.fixed or self.free_after.get(name, -9) > now:
-            count += 1
-            name = f"{wanted}_{count}"
+        wishes = numbered_names(to_identifier(wanted), "_")
+        name = next(n for n in wishes if n not in self.fixed and self.free_after.get(n, -9) <= now)
         self.free_after[name] = until
         return name
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from planner_core.core import Edge, Placements, Step
+from planner_core.core import Edge, Placements, Step, numbered_names
 from planner_core.runtime.program.units import UnitBuffer, UnitUse
 from planner_core.runtime.record import DEVICE, TapeCall
 from planner_core.runtime.record.tape import BUFFER, COMPUTED, PARAMETER, Ref
@@ -124,7 +124,7 @@ class FunctionArguments:
         local = name[len(self.prefix) + 1 :] if self.prefix and name.startswith(self.prefix + ".") else name
         names_taken = {w.argument for w in self.weights.values()} | {b.argument for b in self.buffers.values()}
         short, long = to_identifier("_".join(local.split(".")[-2:])), to_identifier(local.replace(".", "_"))
-        wishes = itertools.chain((short, long), (f"{short}_{count}" for count in itertools.count(2)))
+        wishes = itertools.chain((short, long), numbered_names(short, "_"))
         return next(name for name in wishes if name not in names_taken)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from planner_core.core import Edge, Placements, Shard, Step
+from planner_core.core import Edge, Placements, Shard, Step, numbered_names
 from planner_core.runtime.program.collectives import Segments, step_kind
 from planner_core.runtime.write.syntax import assign, make_call, path
 
@@ -135,8 +134,7 @@ def _steps_key(steps: Sequence[Step]) -> StepsKey:
 
 def _free_name(base: str, taken: Collection[str]) -> str:
     """Return the name, with a number from 2 on if it is taken: moves along other axes or dims are described alike."""
-    numbered = (f"{base}_{count}" for count in itertools.count(2))
-    return next(name for name in itertools.chain((base,), numbered) if name not in taken)
+    return next(name for name in numbered_names(base, "_") if name not in taken)
 
 
 def _describe_steps(steps: Sequence[Step]) -> str:

@@ -18,7 +18,8 @@ import torch
 from planner_core.core import Placements, SitePlan
 from planner_core.models.hooks import RECURRENT, draws_dropout_mask
 from planner_core.ops import LocalExecution, known_functions, operator
-from planner_core.runtime.record import CannotRewrite, MixesSamples, Ref, TapeCall
+from planner_core.runtime.mismatch import CannotRewrite, MixesSamples
+from planner_core.runtime.record import Ref, TapeCall
 from planner_core.runtime.record.tape import map_leaves
 from planner_core.runtime.write.expressions import write_arguments, write_call, write_callee
 from planner_core.runtime.write.placed_tape import PlannedTape

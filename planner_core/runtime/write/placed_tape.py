@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from planner_core.core import Edge, Op, ParamPlan, Partial, Placements, Plan, Shard, SitePlan, join_name
 from planner_core.ops import LocalExecution, operator, rows
-from planner_core.runtime.mismatch import PlanMismatch, other_model_error
+from planner_core.runtime.mismatch import MixesSamples, PlanMismatch, other_model_error
 from planner_core.runtime.program.collectives import describe_uneven_split
-from planner_core.runtime.record import MixesSamples, Tape, TapeCall
+from planner_core.runtime.record import Tape, TapeCall
 from planner_core.runtime.record.reach import find_ancestors, find_loss
 from planner_core.runtime.record.tape import COMPUTED, PARAMETER
 

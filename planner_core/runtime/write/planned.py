@@ -34,13 +34,14 @@ from planner_core.models.sources import (
 )
 from planner_core.ops import rows
 from planner_core.runtime.mismatch import (
+    MixesSamples,
     PlanMismatch,
     describe_other_versions,
     other_model_error,
 )
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.setup import choose_dtypes, plan_precision
-from planner_core.runtime.record import MixesSamples, Tape, record
+from planner_core.runtime.record import Tape, record
 from planner_core.runtime.record.batch import (
     adopt_numbers,
     find_batch_dims,

@@ -8,13 +8,14 @@ from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Any
 
-from planner_core.core import BlockLabel, Edge, Shard, Step
+from planner_core.core import BlockLabel, Edge, Shard, Step, numbered_names
 from planner_core.cost import unit_starts
 from planner_core.models.hooks import draws_random_numbers
 from planner_core.ops import writes_in_place
+from planner_core.runtime.mismatch import CannotRewrite
 from planner_core.runtime.program.engine import read_buffers
 from planner_core.runtime.program.units import UnitSpec
-from planner_core.runtime.record import CannotRewrite, TapeCall
+from planner_core.runtime.record import TapeCall
 from planner_core.runtime.record.tape import BUFFER, COMPUTED, INPUT, PARAMETER, Tape
 from planner_core.runtime.write.calls import ForwardWriter
 from planner_core.runtime.write.constants import ConstantsWriter
@@ -204,11 +205,8 @@ class _ProgramWriter:
         """Return a name for an object that cannot be written as a literal. Its leading underscore keeps it distinct from names
         of values."""
         qualified_name = getattr(item, "__qualname__", None) or getattr(item, "__name__", None) or type(item).__name__
-        base_name = name = f"_{to_identifier(str(qualified_name).rpartition('>.')[2])}"
-        count = 1
-        while name in self.objects and not _same_object(self.objects[name], item):
-            count += 1
-            name = f"{base_name}_{count}"
+        wishes = numbered_names(f"_{to_identifier(str(qualified_name).rpartition('>.')[2])}", "_")
+        name = next(n for n in wishes if n not in self.objects or _same_object(self.objects[n], item))
         self.objects[name] = item
         return name
 

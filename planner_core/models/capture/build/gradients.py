@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from planner_core.core import Block, Call, Graph, Op, differentiable_inputs
+from planner_core.core import Block, Call, Graph, Op, differentiable_inputs, numbered_names
 
 Ports = frozenset[int]
 """Positions among a block's outputs."""
@@ -69,16 +69,9 @@ class _GradientReach:
 
     def _form_name(self, name: str, block: Block, taken: dict[str, Block]) -> str:
         """Name a form of a block: the block's name for the first form, with a number for others. Equal forms share a name."""
-        free = name
-        number = 1
-        while free in taken and taken[free] != replace(block, name=free):
-            number += 1
-            free = f"{name}{number}"
-            # Other blocks of the model may have such a name already, such as Block2, and are written later.
-            while free in self.source.blocks:
-                number += 1
-                free = f"{name}{number}"
-        return free
+        # Other blocks of the model may have a name with a number already, such as Block2, and are written later.
+        free = (n for n in numbered_names(name) if n == name or n not in self.source.blocks)
+        return next(n for n in free if n not in taken or taken[n] == replace(block, name=n))
 
     def _reach_back(self, block: Block, results: Iterable[int]) -> _ReachedBlock:
         """Walk a block backward from `results`, positions among its outputs."""

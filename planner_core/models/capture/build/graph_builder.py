@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core import Block, Call, Op, Value
+from planner_core.core import Block, Call, Op, Value, numbered_names
 from planner_core.models.capture.build.bodies import (
     BodyKey,
     CanonicalBody,
@@ -254,7 +254,7 @@ class GraphBuilder:
         blocks: dict[str, Block] = {}
         written: dict[Any, tuple[str, list[int], list[int]]] = {}
         for key, copies in kinds.items():
-            name = _unique_name(copies[0].node.kind, blocks)
+            name = next(n for n in numbered_names(copies[0].node.kind) if n not in blocks)
             blocks[name], ports, results = self._write_block(name, copies, users)
             written[key] = (name, ports, results)
         return self._write_top(items, written, loss), blocks
@@ -420,12 +420,3 @@ def _common_prefix(a: str, b: str) -> str:
             break
         parts.append(x)
     return ".".join(parts)
-
-
-def _unique_name(name: str, taken: Iterable[str]) -> str:
-    known, count = set(taken), 2
-    if name not in known:
-        return name
-    while f"{name}{count}" in known:
-        count += 1
-    return f"{name}{count}"
