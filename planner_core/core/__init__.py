@@ -38,6 +38,7 @@ from planner_core.core.graph import (
     Block,
     Call,
     Graph,
+    GraphSizes,
     Op,
     TensorMeta,
     Value,

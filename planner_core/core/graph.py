@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
 
 Attr: TypeAlias = int | float | str | bool | tuple["Attr", ...] | None
 ValueKind: TypeAlias = Literal["activation", "parameter", "constant"]
@@ -160,26 +160,34 @@ STANDIN_LOSS = "stand-in: mean of the output to the fourth power, in float32"
 """The name of the loss of a model that returns none, in a graph and in the model of a plan."""
 
 
+class GraphSizes(TypedDict):
+    """Samples of one global micro-batch, and tokens of a sample."""
+
+    batch: int
+    seq: int
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """A model at one workload. `blocks` holds the repeated blocks by name, `top` the rest.
 
-    `loss` names the loss: the model's own, or a stand-in that was added. `workload` is {"batch": samples of one global micro-batch,
-    "seq": tokens of a sample}. `config` is what rebuilds the model (a Hugging Face config, or the path of the user's file), for
-    export. `buffer_bytes`: bytes of the model's buffers (running statistics, tables), which every GPU holds whole. `own_shapes`: the
-    model's own shapes of parameters that are padded here, by name.
+    `loss` names the loss: the model's own, or a stand-in that was added. `config` is what rebuilds the model (a Hugging Face config, or
+    the path of the user's file), for export. `buffer_bytes`: bytes of the model's buffers (running statistics, tables), which every GPU
+    holds whole. `own_shapes`: the model's own shapes of parameters that are padded here, by name. `as_run`: its operators are those of
+    the software that trains (`cost.graph_as_run`), not those of the model's code.
     """
 
     name: str
     source: str
     top: Block
     blocks: Mapping[str, Block]
-    workload: Mapping[str, int]
+    workload: GraphSizes
     loss: str
     config: Mapping[str, Any]
     assumptions: tuple[str, ...] = ()
     buffer_bytes: int = 0
     own_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    as_run: bool = False
 
     @property
     def all_blocks(self) -> tuple[Block, ...]:

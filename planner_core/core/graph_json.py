@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner_core.core.errors import InputError
-from planner_core.core.graph import Attr, Block, Call, Graph, Op, TensorMeta, Value, with_result_as_output
+from planner_core.core.graph import Attr, Block, Call, Graph, GraphSizes, Op, TensorMeta, Value, with_result_as_output
 
 GRAPH_SCHEMA = "shardscope.graph/1"
 
@@ -45,7 +45,7 @@ def graph_from_json(data: Mapping[str, Any], *, batch: int | None = None, seq: i
     if data.get("schema") != GRAPH_SCHEMA:
         raise InputError(f"graph schema {data.get('schema')!r} is not {GRAPH_SCHEMA!r}; capture the model again")
     # A graph whose shapes are plain numbers is of one workload; of a text such as "b*s" any may be asked for.
-    workload = {"batch": batch or data["workload"]["batch"], "seq": seq or data["workload"]["seq"]}
+    workload: GraphSizes = {"batch": batch or data["workload"]["batch"], "seq": seq or data["workload"]["seq"]}
     read = _Reader(workload["batch"], workload["seq"])
     blocks = [read.read_block(b) for b in data["blocks"]]
     graph = Graph(

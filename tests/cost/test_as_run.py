@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from planner_core.core import InputError, Op, Plan, load_gpu, load_plan, save_plan
-from planner_core.cost import optimizer_bytes
+from planner_core.core import InputError, Op, Plan, Workload, load_gpu, load_plan, save_plan
+from planner_core.cost import graph_as_run, optimizer_bytes
 from planner_core.cost.compute.compiled import compiled_block
 from planner_core.cost.compute.sdpa import attention_kernel
 from planner_core.cost.compute.stated_loss import with_stated_loss
@@ -80,6 +80,16 @@ def test_a_bias_with_a_gradient_keeps_scores_in_float32() -> None:
     """T5-large, 8 x 512 tokens on one H100: 26.08 GiB were measured."""
     peak = priced("t5-large", "dp=1", "1x8-h100:gpus=1", micro_batch=8, seq=512).cost.memory_bytes["peak"]
     assert peak == pytest.approx(28_007_417_856, rel=0.03)
+
+
+def test_a_graph_is_made_as_it_runs_once() -> None:
+    """And a second time changes nothing; its sizes are those of the model's graph."""
+    graph, gpu = load_model("gpt2-xl", batch=2, seq=64, layers=1), load_gpu("h100-sxm")
+    load = Workload(2, 64, compiled=True)
+    as_run = graph_as_run(graph, gpu, load)
+    assert as_run.as_run and not graph.as_run and as_run.all_blocks != graph.all_blocks
+    assert as_run.workload == graph.workload == {"batch": 2, "seq": 64}
+    assert graph_as_run(as_run, gpu, load) is as_run
 
 
 def test_a_compiled_llama_layer_keeps_what_products_read_and_no_float32() -> None:

@@ -17,13 +17,11 @@ from planner_core.cost.compute.stated_loss import with_stated_loss
 from planner_core.ops import AS_RUN, Kind, operator
 
 KERNEL, WHOLE_BLOCKS = "kernel", "whole"
-AS_RUN_MARK = "as_run"
-"""The entry of `Graph.workload` that marks a graph which `graph_as_run` has made."""
 
 
 def graph_as_run(graph: Graph, gpu: Gpu, workload: Workload) -> Graph:
     """Return the graph as it runs. One that is so already stays as it is. Raises InputError for a loss that the model does not have."""
-    if AS_RUN_MARK in graph.workload:
+    if graph.as_run:
         return graph
     software = workload.resolved()
     # A run that states its loss says how it runs beside compiled blocks too: torchtitan of 2024 compiled its blocks, and not its loss.
@@ -40,7 +38,7 @@ def graph_as_run(graph: Graph, gpu: Gpu, workload: Workload) -> Graph:
     if software.checkpoints == WHOLE_BLOCKS:
         # Of the repeated blocks alone: the top block is not recomputed.
         blocks = {name: _recompute_whole_block(block) for name, block in blocks.items()}
-    return replace(graph, top=with_software(graph.top), blocks=blocks, workload={**graph.workload, AS_RUN_MARK: 1})
+    return replace(graph, top=with_software(graph.top), blocks=blocks, as_run=True)
 
 
 def _with_packed_qkv(block: Block) -> Block:

@@ -19,6 +19,7 @@ from planner_core.core import (
     Block,
     CaptureError,
     Graph,
+    GraphSizes,
     Sentence,
     TensorMeta,
     check_graph,
@@ -76,7 +77,7 @@ def capture_module(
     trained = {n for n, p in list_parameters(module) if p.requires_grad}
     run = partial(_record_forward, module, inputs, args, flat, replay, originals or {})
     forward, outliving_name = run_checked(module, run, library=library)
-    workload = {"batch": batch, "seq": seq}
+    workload: GraphSizes = {"batch": batch, "seq": seq}
     graph = keep_reached_gradients(
         with_result_as_output(
             Graph(name, source, forward.top, forward.blocks, workload, forward.loss, dict(config or {}))

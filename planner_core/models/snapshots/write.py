@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner_core.core import ASSETS
+from planner_core.core import ASSETS, GraphSizes
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.symbolic import merge_symbolic
 from planner_core.models.zoo import SNAPSHOTS, ZOO
@@ -27,7 +27,7 @@ def make_snapshot(name: str, config: Mapping[str, Any], batch: int, seq: int) ->
     points = [(BATCH, SEQ), (2 * BATCH, SEQ), (BATCH, 2 * SEQ), (2 * BATCH - 1, 3 * SEQ - 1)]
     graphs = [capture_graph(config, batch=b, seq=s) for b, s in points]
     # images have no sequence, whatever the capture is asked for and says of it
-    asked = [{"batch": b, "seq": s} for b, s in points]
+    asked = [GraphSizes(batch=b, seq=s) for b, s in points]
     data = merge_symbolic([replace(g, workload=w, assumptions=()) for g, w in zip(graphs, asked, strict=True)])
     return {**data, "name": name, "source": f"zoo:{name}", "workload": {"batch": batch, "seq": seq}}
 

@@ -159,11 +159,12 @@ class ExampleInputs:
     def graph(self, stated: Statement) -> Graph:
         """Return the graph of the inputs. Raises InputError for samples or tokens that they do not have."""
         graph = self._open(stated.layers)
-        sizes = ("batch", stated.graph_batch, "micro_batch"), ("seq", stated.seq, "seq")
-        for name, number, option in sizes:
-            if number not in (None, graph.workload[name]):
+        batch, seq = graph.workload["batch"], graph.workload["seq"]
+        sizes = ("batch", batch, stated.graph_batch, "micro_batch"), ("seq", seq, stated.seq, "seq")
+        for name, size, number, option in sizes:
+            if number not in (None, size):
                 raise InputError(
-                    f"the example inputs of {graph.name} have {name} {graph.workload[name]}, and ",
+                    f"the example inputs of {graph.name} have {name} {size}, and ",
                     named(option),
                     f" makes it {number}; leave ",
                     named(option),
