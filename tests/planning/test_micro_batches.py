@@ -11,7 +11,7 @@ import pytest
 from planner_core.core import RECOMPUTE, ZERO, NoPlanFits, Note, NoteKind, P, Plan, R, Shard
 from planner_core.planning import Request, plan_model
 from planner_core.planning.fitting.front import exact_front
-from planner_core.planning.fitting.mesh_search import _missed_plan, _ranked_problems, with_lower_bound
+from planner_core.planning.fitting.mesh_search import _find_missed_plan, _ranked_problems, with_lower_bound
 from planner_core.planning.fitting.micro_batch_numbers import MicroBatchCandidate
 from planner_core.planning.fitting.micro_batches import (
     bound_on_mesh,
@@ -261,7 +261,9 @@ def test_a_gap_says_what_its_bound_is_the_least_of(method: str, objective: str, 
     found = planner.plan(rough.problem, open_gap, "best", method, aim)
     lower = with_lower_bound(planner, found, planner.value(found) / 1.5)
     limits = 2 * answer.value, answer.value / 2
-    missed = _missed_plan(replace(planner, effort=THOROUGH), *limits, ranked[0], METHODS[method], lambda text: None)
+    missed = _find_missed_plan(
+        replace(planner, effort=THOROUGH), *limits, ranked[0], METHODS[method], lambda text: None
+    )
     assert missed and "50 %" in lower.notes[0].sentence
     for plan in (found, lower, missed):
         assert plan.notes[0].kind is NoteKind.GAP and str(plan.notes[0].sentence).endswith(f" % above the {least}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from planner_core.core import (
@@ -54,7 +54,7 @@ from planner_core.search import (
     search_within_budget,
     simulated_peak,
 )
-from planner_core.search.algebra import TooWide
+from planner_core.search.algebra import Incumbent, TooWide
 from planner_core.search.network import Problem
 
 ROUNDING = 1e-9
@@ -72,23 +72,26 @@ all."""
 
 @dataclass(slots=True)
 class SearchedMeshes:
-    """What a search of meshes found so far. `best`: the best answer that fits. `least`: that of least memory. `bound`: of all plans, or of
-    those on the meshes that were searched where the others need no bound. `number`: of the meshes that were searched."""
+    """What a search of meshes knows so far.
 
-    best: MeshAnswer | None = None
-    least: MeshAnswer | None = None
+    Attributes:
+        best: The best answer that fits, with its value.
+        least_memory: The answer of least memory, with its bytes.
+        bound: Of all plans, or of those on the meshes that were searched where the others need no bound.
+        number: How many meshes were searched.
+    """
+
+    best: Incumbent[MeshAnswer] = field(default_factory=Incumbent)
+    least_memory: Incumbent[MeshAnswer] = field(default_factory=Incumbent)
     bound: float = math.inf
     number: int = 0
 
     def add(self, mesh_answer: MeshAnswer) -> None:
         """Take an answer into account."""
         answer = mesh_answer.answer
-        if answer.least_memory < (self.least.answer.least_memory if self.least else math.inf):
-            self.least = mesh_answer
-        if answer.assignment is not None and (
-            self.best is None or is_clearly_less(answer.value, self.best.answer.value)
-        ):
-            self.best = mesh_answer
+        self.least_memory.offer(answer.least_memory, mesh_answer)
+        if answer.assignment is not None and is_clearly_less(answer.value, self.best.value):
+            self.best.offer(answer.value, mesh_answer)
         self.bound, self.number = min(self.bound, answer.bound), self.number + 1
 
 
@@ -99,7 +102,7 @@ class MeshSearch(Protocol):
         self,
         planner: Planner,
         options: Sequence[DeviceMesh],
-        say: Progress,
+        report_progress: Progress,
         *,
         below: float = math.inf,
         prove: bool = True,
@@ -110,7 +113,7 @@ class MeshSearch(Protocol):
 def choose_mesh(
     planner: Planner,
     options: Sequence[DeviceMesh],
-    say: Progress = lambda text: None,
+    report_progress: Progress = lambda text: None,
     method: Method | None = None,
     below: float = float("inf"),
     prove: bool = True,
@@ -122,9 +125,9 @@ def choose_mesh(
     """
     method = method or METHODS[planner.request.method]
     objective = planner.objective(method)
-    ranked, wide = _ranked_problems(planner, options, method, say, below)
-    searched = _search_in_order(planner, ranked, objective, say, below, prove=prove)
-    best, least, bound = searched.best, searched.least, searched.bound
+    ranked, wide = _ranked_problems(planner, options, method, report_progress, below)
+    searched = _search_in_order(planner, ranked, objective, report_progress, below, prove=prove)
+    best, least, bound = searched.best.solution, searched.least_memory.solution, searched.bound
     # Problems that gave up states bound their smaller space alone, so their whole spaces are bounded by a relaxation.
     narrowed = [
         p.problem for p in ranked if p.problem.unrestricted is not None and not (best and p.problem is best.problem)
@@ -137,20 +140,20 @@ def choose_mesh(
         answer = replace(answer, bound=bound)  # a gap that another mesh leaves open stays open
         plan = planner.plan(problem, answer, "best", planner.request.method, objective, role=PlanRole.BEST)
         if prove and problem.unrestricted is None:
-            plan = _missed_plan(planner, planner.value(plan), bound, ranked, method, say) or plan
+            plan = _find_missed_plan(planner, planner.value(plan), bound, ranked, method, report_progress) or plan
         plan = note_meshes_left_out(plan, wide)
         return replace(plan, notes=(*plan.notes, *_note_chunk_gain(planner, plan))) if method.chunks else plan
     if prove and method.zero and least is not None and needs_buffers(least.answer, planner.budget):
-        return _best_without_gathers(planner, options, say, method, below, least, bound)
-    missed = _missed_plan(planner, below, bound, ranked, method, say) if prove else None
+        return _best_without_gathers(planner, options, report_progress, method, below, least, bound)
+    missed = _find_missed_plan(planner, below, bound, ranked, method, report_progress) if prove else None
     return missed or refuse_or_least_memory(planner, options, below, least, wide, bound)
 
 
 def _search_in_order(
     planner: Planner,
-    ranked: Sequence[RoughSearch],
+    ranked: Sequence[RankedProblem],
     objective: str,
-    say: Progress,
+    report_progress: Progress,
     below: float,
     *,
     prove: bool,
@@ -158,64 +161,78 @@ def _search_in_order(
 ) -> SearchedMeshes:
     """Search the problems in this order. `bounded`: those that need no search are bounded nevertheless."""
     searched = SearchedMeshes()
-    for rough in ranked:
-        problem, best, least = rough.problem, searched.best, searched.least
-        known = best.answer.value if best else below
+    for candidate in ranked:
+        problem, best = candidate.problem, searched.best.solution
+        incumbent = searched.best.value if best else below
         # Where nothing can fit, a mesh is searched for the plan of least memory alone: only if none is known that fits or needs less.
-        if known < float("inf") and no_plan_fits(problem, planner.budget):
+        if incumbent < math.inf and no_plan_fits(problem, planner.budget):
             continue
-        if (
-            least
-            and least.answer.least_memory <= problem.least_bytes
-            and exceeds_budget_by_far(problem, planner.budget)
-        ):
+        least_memory = searched.least_memory
+        needs_more = least_memory.solution is not None and least_memory.value <= problem.least_bytes
+        if needs_more and exceeds_budget_by_far(problem, planner.budget):
             continue
-        unsearched = _bound_without_search(planner, rough, objective, known, searched, bounded=bounded)
-        if unsearched is not None:
-            searched.bound = unsearched
+        bound = _bound_without_search(planner, candidate, objective, incumbent, searched, bounded=bounded)
+        if bound is not None:
+            searched.bound = min(searched.bound, bound)
             continue
-        say(Sentence("search on ", problem.model.mesh.term))
-        prices = best.answer.prices if best else rough.prices
-        limits = SearchLimits(known, progress_callback(say, problem), prove=prove, prices=prices)
-        searched.add(MeshAnswer(planner.solve(problem, objective, limits, rough.rough), problem))
+        report_progress(Sentence("search on ", problem.model.mesh.term))
+        prices = best.answer.prices if best else candidate.prices
+        limits = SearchLimits(incumbent, progress_callback(report_progress, problem), prove=prove, prices=prices)
+        searched.add(MeshAnswer(planner.solve(problem, objective, limits, candidate.answer), problem))
     return searched
 
 
 def _bound_without_search(
-    planner: Planner, rough: RoughSearch, objective: str, known: float, searched: SearchedMeshes, *, bounded: bool
+    planner: Planner,
+    candidate: RankedProblem,
+    objective: str,
+    incumbent: float,
+    searched: SearchedMeshes,
+    *,
+    bounded: bool,
 ) -> float | None:
-    """Return the bound of `searched` with all plans of a problem that is not searched; None if it is, for a plan below the value `known`.
+    """Return a bound of the plans of a problem that needs no search, since none is below the `incumbent` value; None if it needs candidate.
 
-    `bounded`: whether a bound is asked for.
+    `bounded`: whether a bound is asked for; if not, it is infinite.
     """
-    problem, budget = rough.problem, planner.budget
+    problem, budget = candidate.problem, planner.budget
     # The least of all bounds is asked for. The first meshes have the lowest bounds, so most later ones need no search.
-    above = rough.bound if rough.bound > known else None
-    # Meshes of one bound have one layout in common. A bound that holds by the walk tells that they are no better, for a third of what
+    highest = candidate.bound if candidate.bound > incumbent else None
+    # Meshes of one bound have one layout in common. A bound that holds by the walk shows that they are no better, for a third of what
     # their search takes. Example: Llama-3.1-405B on 1 024 GPUs has six such meshes.
     is_whole = problem.make_at_least is not None and problem.unrestricted is None
-    if above is None and searched.best is not None and bounded and is_whole:
-        of_walk = bound_of_walk(problem, budget, objective, rough.within, rough.prices, known)
-        return min(searched.bound, of_walk) if of_walk > known else None
-    # Sums do not hold the buffers of gathered weights, so a mesh of which no plan fits may look promising. Example: with one micro-batch 26
-    # of 27 meshes of Llama-3.1-405B on 100 000 GPUs. Their plans of the least memory hold 79 to 101 GB, and sums 51 to 60.
-    in_vain = searched.best is None and searched.number >= MOST_IN_VAIN and planner.effort is not THOROUGH
-    if above is None and in_vain and searched.least is not None:
-        if least_sum_peak(problem, planner.graph, budget, objective) < max(budget, searched.least.answer.least_memory):
+    if highest is None and searched.best.solution is not None and bounded and is_whole:
+        of_walk = bound_of_walk(problem, budget, objective, candidate.bound_within_budget, candidate.prices, incumbent)
+        return of_walk if of_walk > incumbent else None
+    if highest is None and _is_searched_in_vain(planner, searched):
+        # A mesh whose plan of the least sum fits, or needs less than what is known, is searched nevertheless.
+        least_peak = least_sum_peak(problem, planner.graph, budget, objective)
+        if least_peak < max(budget, searched.least_memory.value):
             return None
         if no_plan_fits(problem, budget):
-            return searched.bound
-        above = rough.within
-    if above is None or not bounded:
-        return None if above is None else searched.bound
-    highest, gap = min(searched.bound, above), planner.effort.gap
-    return bound_of_walk(problem, budget, objective, highest, rough.prices, open_gap=gap)
+            return math.inf
+        highest = candidate.bound_within_budget
+    if highest is None:
+        return None
+    # What is above the bound of all meshes so far changes nothing, so the walk's is not looked for beyond.
+    highest, gap = min(searched.bound, highest), planner.effort.gap
+    return bound_of_walk(problem, budget, objective, highest, candidate.prices, open_gap=gap) if bounded else math.inf
+
+
+def _is_searched_in_vain(planner: Planner, searched: SearchedMeshes) -> bool:
+    """Return whether so many meshes have no plan that fits that others are mostly searched in vain too. A proof searches all.
+
+    Sums do not hold the buffers of gathered weights, so a mesh of which no plan fits may look promising. Example: with one micro-batch 26
+    of 27 meshes of Llama-3.1-405B on 100 000 GPUs. Their plans of the least memory hold 79 to 101 GB, and sums 51 to 60.
+    """
+    nothing_fits = searched.best.solution is None and searched.least_memory.solution is not None
+    return nothing_fits and searched.number >= MOST_IN_VAIN and planner.effort is not THOROUGH
 
 
 def _best_without_gathers(
     planner: Planner,
     options: Sequence[DeviceMesh],
-    say: Progress,
+    report_progress: Progress,
     method: Method,
     below: float,
     least: MeshAnswer,
@@ -226,7 +243,7 @@ def _best_without_gathers(
     error: NoPlanFits | None = None
     plan: Plan | None = None
     try:
-        plan = choose_mesh(planner, options, say, replace(method, zero=0), below, prove=False)
+        plan = choose_mesh(planner, options, report_progress, replace(method, zero=0), below, prove=False)
     except NoPlanFits as raised:
         error = raised
     if plan is not None and plan.fits:
@@ -240,8 +257,13 @@ def _best_without_gathers(
     return replace(smallest, bound=other.bound)  # of all plans, not only of those that gather no weights
 
 
-def _missed_plan(
-    planner: Planner, below: float, bound: float, ranked: Sequence[RoughSearch], method: Method, say: Progress
+def _find_missed_plan(
+    planner: Planner,
+    below: float,
+    bound: float,
+    ranked: Sequence[RankedProblem],
+    method: Method,
+    report_progress: Progress,
 ) -> Plan | None:
     """Find the best plan whose value is less than `below` among those that recompute all blocks by one policy; None if there is none.
 
@@ -260,11 +282,12 @@ def _missed_plan(
     options = options if thorough else options[:1]
     for policy in (p for p in RECOMPUTE if p != "auto"):
         other = with_recompute(planner, policy)
-        # A search that is told of a value gives up sooner, and what it saw until then is what later ones mix: Llama-3-8B of two layers in
-        # 5 GB takes 66.34 ms if it is told of the value itself, else 66.27.
+        # The lower the value that a search has to beat, the sooner it gives up, and the fewer plans it has seen that later searches mix.
+        # Example: Llama-3-8B of two layers in 5 GB takes 66.34 ms if the limit is the value itself, else 66.27.
         limit = math.inf if thorough else below * (1 + WIDE)
-        roughly, _ = _ranked_problems(other, options, method, say, limit)
-        best_of_policy = _search_in_order(other, roughly, objective, say, limit, prove=True, bounded=False).best
+        ranked_alike, _ = _ranked_problems(other, options, method, report_progress, limit)
+        searched = _search_in_order(other, ranked_alike, objective, report_progress, limit, prove=True, bounded=False)
+        best_of_policy = searched.best.solution
         if best_of_policy is None:
             continue
         plan = other.plan(
@@ -277,12 +300,12 @@ def _missed_plan(
     return best
 
 
-def mesh_of_quick_plan(planner: Planner, options: Sequence[DeviceMesh], say: Progress) -> DeviceMesh | None:
+def mesh_of_quick_plan(planner: Planner, options: Sequence[DeviceMesh], report_progress: Progress) -> DeviceMesh | None:
     """Return the mesh of the quickest plan among those of searches without proof whose simulated peak fits; None if none does."""
-    ranked, _ = _ranked_problems(planner, options, METHODS[planner.request.method], say, math.inf)
+    ranked, _ = _ranked_problems(planner, options, METHODS[planner.request.method], report_progress, math.inf)
     best, mesh = math.inf, None
-    for rough in ranked:
-        a, problem = rough.rough and rough.rough.assignment, rough.problem
+    for candidate in ranked:
+        a, problem = candidate.answer and candidate.answer.assignment, candidate.problem
         if a and a.seconds < best and simulated_peak(problem, planner.graph, a, planner.budget) <= planner.budget:
             best, mesh = a.seconds, problem.model.mesh
     return mesh
@@ -315,14 +338,14 @@ def check_bound_below(chosen: Plan, others: Iterable[Plan]) -> None:
 
 
 def _ranked_problems(
-    planner: Planner, options: Iterable[DeviceMesh], method: Method, say: Progress, below: float
-) -> tuple[list[RoughSearch], TooWide | None]:
+    planner: Planner, options: Iterable[DeviceMesh], method: Method, report_progress: Progress, below: float
+) -> tuple[list[RankedProblem], TooWide | None]:
     """Return the networks of all meshes, the most promising first, so that the others can be abandoned early. And the error of a mesh whose
     tables would be too large, if there is one."""
     problems: list[Problem] = []
     wide: TooWide | None = None
     for mesh in _without_mirrors(options) if method.by_volume else options:
-        say(Sentence("network of ", mesh.term))
+        report_progress(Sentence("network of ", mesh.term))
         for build in planner.builders(method, mesh):
             try:
                 problems.append(build())
@@ -332,9 +355,9 @@ def _ranked_problems(
     with planner.clock("search"):
         if len(problems) == 1:
             return [
-                RoughSearch(problems[0], bound=rough_bound(problems[0], objective) if below < math.inf else 0.0)
+                RankedProblem(problems[0], bound=rough_bound(problems[0], objective) if below < math.inf else 0.0)
             ], wide
-        return rank_by_bound(problems, objective, planner.budget, say, below), wide
+        return rank_by_bound(problems, objective, planner.budget, report_progress, below), wide
 
 
 def _without_mirrors(options: Iterable[DeviceMesh]) -> list[DeviceMesh]:
@@ -377,58 +400,64 @@ def _round_for_order(value: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class RoughSearch:
-    """A problem, and the answer of a search of it without proof; None if that was abandoned or not begun. No plan whose sum of memory
-    is at most FIRST_BUDGET_FACTOR times the budget has a value below `bound`, and none whose sum is within it one below `within`. `prices`
-    of memory gave them."""
+class RankedProblem:
+    """A problem, and what a search without proof says of it.
+
+    Attributes:
+        answer: The answer of that search; None if it was abandoned or not begun.
+        bound: A value that no plan is below whose sum of memory is at most FIRST_BUDGET_FACTOR times the budget.
+        prices: The prices of memory that gave the bounds.
+        bound_within_budget: A value that no plan is below whose sum of memory is within the budget.
+    """
 
     problem: Problem
-    rough: Answer | None = None
+    answer: Answer | None = None
     bound: float = 0.0
     prices: tuple[float, float] = (0.0, 0.0)
-    within: float = 0.0
+    bound_within_budget: float = 0.0
 
 
 def rank_by_bound(
-    problems: Sequence[Problem], objective: str, budget: float, say: Progress, below: float
-) -> list[RoughSearch]:
-    """Return the problems with what a search without proof says of them, the lowest bound first. Problems in which nothing was found that
-    fits go last, since a plan of another one may make their searches short. Last of all are those in which nothing can fit, the least
-    memory first."""
-    searches: list[tuple[bool, float, RoughSearch]] = []
+    problems: Sequence[Problem], objective: str, budget: float, report_progress: Progress, below: float
+) -> list[RankedProblem]:
+    """Return the problems in the order of their bounds, with what a search without proof says of them.
+
+    Problems in which no plan was found that fits go last, since a plan of another one may make their searches short. Last of all are those
+    in which nothing can fit, the least memory first.
+    """
+    searches: list[tuple[bool, float, RankedProblem]] = []
     near = [p for p in problems if not no_plan_fits(p, budget)]
     fit = [a.seconds * (1 + TIE) for p in near if (a := search_roughly(p, objective)) and memory_bytes(a) <= budget]
     # A rough plan that fits lets every search below stop at its value.
-    best, prices = min([below, *fit]), (0.0, 0.0)
+    incumbent, prices = min([below, *fit]), (0.0, 0.0)
     for problem in sorted(near, key=lambda p: _round_for_order(rough_bound(p, objective))):
-        if is_clearly_less(best, bound := rough_bound(problem, objective)):
-            searches.append((False, bound, RoughSearch(problem, bound=bound, within=bound)))
+        if is_clearly_less(incumbent, bound := rough_bound(problem, objective)):
+            searches.append((False, bound, RankedProblem(problem, bound=bound, bound_within_budget=bound)))
             continue
-        limits = SearchLimits(best, progress_callback(say, problem), prove=False, bound_only=True, prices=prices)
+        stop = progress_callback(report_progress, problem)
+        limits = SearchLimits(incumbent, stop, prove=False, bound_only=True, prices=prices)
         answer = search_within_budget(problem, objective=objective, budget=budget, limits=limits)
-        nothing = answer.smallest is not None
-        given_up = answer.assignment is None and not nothing
+        nothing_fits = answer.smallest is not None
+        is_abandoned = answer.assignment is None and not nothing_fits
         # What fits by the walk may have a sum above the budget. The Lagrange bound falls by the price of each byte more: at 2 s a GB,
         # 80 GB and a factor of 1.05 by 2 * 0.05 * 80 = 8 s.
-        within = rough_bound(problem, objective) if nothing else answer.bound
-        bound = within - sum(answer.prices) * (FIRST_BUDGET_FACTOR - 1) * budget
-        searches.append(
-            (nothing, within, RoughSearch(problem, None if given_up else answer, bound, answer.prices, within))
-        )
-        best = answer.value if is_clearly_less(answer.value, best) else best
+        within_budget = rough_bound(problem, objective) if nothing_fits else answer.bound
+        bound = within_budget - sum(answer.prices) * (FIRST_BUDGET_FACTOR - 1) * budget
+        ranked = RankedProblem(problem, None if is_abandoned else answer, bound, answer.prices, within_budget)
+        searches.append((nothing_fits, within_budget, ranked))
+        incumbent = answer.value if is_clearly_less(answer.value, incumbent) else incumbent
         prices = answer.prices if any(answer.prices) else prices
     # They come last, since a plan that fits makes a search for the least memory needless.
     far = sorted((p for p in problems if no_plan_fits(p, budget)), key=lambda p: p.least_bytes)
-    return [one for *_, one in sorted(searches, key=lambda s: (s[0], _round_for_order(s[1])))] + [
-        RoughSearch(p) for p in far
-    ]
+    in_order = sorted(searches, key=lambda search: (search[0], _round_for_order(search[1])))
+    return [ranked for *_, ranked in in_order] + [RankedProblem(p) for p in far]
 
 
-def progress_callback(say: Progress, problem: Problem) -> Callable[[], bool]:
+def progress_callback(report_progress: Progress, problem: Problem) -> Callable[[], bool]:
     """Callback for long searches: it reports progress, and the progress function may raise to cancel."""
 
     def stop() -> bool:
-        say(Sentence("search on ", problem.model.mesh.term))
+        report_progress(Sentence("search on ", problem.model.mesh.term))
         return False
 
     return stop

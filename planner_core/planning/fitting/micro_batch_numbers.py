@@ -27,9 +27,9 @@ class MicroBatchNumbers:
     `first`: the planner of the number at hand, with which the others share graphs, clock and work. `several`: whether there are others.
     """
 
-    def __init__(self, first: Planner, source: GraphSource, say: Progress, *, several: bool) -> None:
+    def __init__(self, first: Planner, source: GraphSource, report_progress: Progress, *, several: bool) -> None:
         self.first, self.several = replace(first, counts_open=several), several
-        self._source, self._say = source, say
+        self._source, self._report_progress = source, report_progress
         own = first.workload
         # 0 stands for no number that follows, so `at(after(n))` is None at the end.
         self._planners: dict[int, Planner | None] = {own.accumulate: self.first, 0: None}
@@ -37,20 +37,22 @@ class MicroBatchNumbers:
 
     @staticmethod
     def of_request(
-        request: Request, source: GraphSource, say: Progress, effort: Effort, like: Planner | None = None
+        request: Request, source: GraphSource, report_progress: Progress, effort: Effort, like: Planner | None = None
     ) -> MicroBatchNumbers:
         """Return the numbers of a request, from one micro-batch on where it leaves the number open. `like`: as in `prepare_planner`."""
         several = leaves_number_open(request, source)
         asked = replace(request, accumulate=1) if several else request
-        first = prepare_planner(asked, source(asked) if callable(source) else source, say, effort, like)
+        first = prepare_planner(asked, source(asked) if callable(source) else source, report_progress, effort, like)
         # A request has an allowance of its own: what an earlier one with the same graphs took of its own must not change this answer.
-        return MicroBatchNumbers(replace(first, work=PointAllowance(effort.request)), source, say, several=several)
+        return MicroBatchNumbers(
+            replace(first, work=PointAllowance(effort.request)), source, report_progress, several=several
+        )
 
     @staticmethod
-    def around(planner: Planner, request: Request, source: GraphSource, say: Progress) -> MicroBatchNumbers:
+    def around(planner: Planner, request: Request, source: GraphSource, report_progress: Progress) -> MicroBatchNumbers:
         """Return the number of a planner of the `request`, and all others if the request leaves them open."""
         several = leaves_number_open(request, source) and request.micro_batch is None
-        return MicroBatchNumbers(planner, source, say, several=several)
+        return MicroBatchNumbers(planner, source, report_progress, several=several)
 
     def at(self, number: int) -> Planner | None:
         """Return the planner of a number; None if a model fixes its batch, so that it has no smaller micro-batches."""
@@ -58,7 +60,7 @@ class MicroBatchNumbers:
             asked = replace(self.first.request, batch=self.last, accumulate=number)
             try:
                 graph = self._source(asked) if callable(self._source) else self._source
-                planner = prepare_planner(asked, graph, self._say, self.first.effort, self.first)
+                planner = prepare_planner(asked, graph, self._report_progress, self.first.effort, self.first)
                 self._planners[number] = replace(planner, counts_open=self.several)
             except InputError:
                 self._planners[number] = None
@@ -141,15 +143,15 @@ class MicroBatchCandidate:
         return MicroBatchCandidate(planner, plain, bounding, options)
 
 
-def no_number_can_fit(count: MicroBatchCandidate, numbers: MicroBatchNumbers) -> bool:
+def no_number_can_fit(candidate: MicroBatchCandidate, numbers: MicroBatchNumbers) -> bool:
     """Return whether no number of micro-batches can have a plan that fits."""
-    if not numbers.several or _some_plan_may_fit(count):
+    if not numbers.several or _some_plan_may_fit(candidate):
         return False
-    others = list_least_memory_numbers(count, numbers)
+    others = list_least_memory_numbers(candidate, numbers)
     return bool(others) and not any(_some_plan_may_fit(one) for one in others)
 
 
-def list_least_memory_numbers(count: MicroBatchCandidate, numbers: MicroBatchNumbers) -> list[MicroBatchCandidate]:
+def list_least_memory_numbers(candidate: MicroBatchCandidate, numbers: MicroBatchNumbers) -> list[MicroBatchCandidate]:
     """Return the numbers of which one has the plan of least memory, if the first has not: those that give each data rank one sample.
 
     Activations shrink as the number grows, while every data rank has a sample. From two on, gradients stand beside them, as large with
@@ -159,49 +161,49 @@ def list_least_memory_numbers(count: MicroBatchCandidate, numbers: MicroBatchNum
     need, nothing fits, and 128 of one sample cannot be dealt out.
     """
     meshes: dict[int, set[tuple[int, ...]]] = {}
-    for space in count.planner.spaces:
+    for space in candidate.planner.spaces:
         if numbers.last % space.layout.data == 0:
             meshes.setdefault(numbers.last // space.layout.data, set()).add(space.mesh.axis_sizes)
-    every = {mesh.axis_sizes for mesh in count.options}
-    if not count.planner.spaces:
+    every = {mesh.axis_sizes for mesh in candidate.options}
+    if not candidate.planner.spaces:
         meshes[numbers.last] = every
     planners = {n: numbers.at(n) for n in sorted(meshes) if meshes[n] & every}
     return [
-        MicroBatchCandidate.of(planner, [mesh for mesh in count.options if mesh.axis_sizes in meshes[n]])
+        MicroBatchCandidate.of(planner, [mesh for mesh in candidate.options if mesh.axis_sizes in meshes[n]])
         for n, planner in planners.items()
         if planner is not None
     ]
 
 
-def _some_plan_may_fit(count: MicroBatchCandidate) -> bool:
+def _some_plan_may_fit(candidate: MicroBatchCandidate) -> bool:
     """Return whether some plan may fit, as far as is known without a search."""
     # One mesh decides mostly, and the networks of the others take long.
-    for mesh in count.options:
-        problems = build_problems(count.planner, [mesh])
+    for mesh in candidate.options:
+        problems = build_problems(candidate.planner, [mesh])
         if problems is None:
             return True
-        if any(p.unrestricted is not None or not no_plan_fits(p, count.planner.budget) for p in problems):
+        if any(p.unrestricted is not None or not no_plan_fits(p, candidate.planner.budget) for p in problems):
             return True
     return False
 
 
-def least_sum_of_bytes(count: MicroBatchCandidate) -> float:
+def least_sum_of_bytes(candidate: MicroBatchCandidate) -> float:
     """Return the bytes per GPU that no sum of a plan of this number is below; infinite if it has no plan."""
-    problems = build_problems(count.planner, count.options) or ()
+    problems = build_problems(candidate.planner, candidate.options) or ()
     return min((p.least_bytes for p in problems if not p.is_infeasible), default=math.inf)
 
 
-def micro_batches_that_fit(count: MicroBatchCandidate) -> float:
+def micro_batches_that_fit(candidate: MicroBatchCandidate) -> float:
     """About how many micro-batches make the activations of the fastest layouts fit beside their weights."""
     # Without recomputation: with it almost any layout keeps few activations, and the number would say nothing of its speed.
-    planner, least = count.plain, np.inf
-    for problem in possible_winners(build_problems(planner, count.options) or (), planner.objective()):
+    planner, least = candidate.plain, np.inf
+    for problem in possible_winners(build_problems(planner, candidate.options) or (), planner.objective()):
         if (fast := search_roughly(problem, planner.objective())) is not None:
             after_forward, after_backward = fast.totals[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]]
             room = planner.budget - after_backward
             # What backward frees are activations. Example: 140 GB after forward and 40 after backward, in 60 GB: 100 / (60 - 40) = 5.
             least = min(least, (after_forward - after_backward) / room if room > 0 else np.inf)
-    return count.micro_batches * float(least)
+    return candidate.micro_batches * float(least)
 
 
 def build_problems(planner: Planner, options: Iterable[DeviceMesh]) -> list[Problem] | None:
