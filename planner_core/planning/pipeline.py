@@ -304,7 +304,9 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
     numbers = MicroBatchNumbers.around(planner, draft.request, draft.source, draft.say)
     work = draft.chosen.cost.gpu_time_s if draft.chosen.fits else math.inf
     recompute = draft.request.recompute
-    usual = tuple(plan_baselines(planner, every, recompute, numbers, work, baselines=baselines, say=draft.say))
+    usual = tuple(
+        plan_baselines(planner, every, recompute, numbers, work, baselines=baselines, report_progress=draft.say)
+    )
     planners = {other.workload.graph_batch: other for other in numbers.prepared}
     if stated := plan_stated_layout(planner, draft.request, draft.source, draft.say):
         planners.setdefault(stated[0].workload.graph_batch, stated[0])

@@ -11,7 +11,8 @@ import pytest
 from planner_core.core import Block, DeviceMesh, Plan, load_cluster, parse_mesh
 from planner_core.cost import micro_batch
 from planner_core.planning import Request, plan_model
-from planner_core.planning.fitting.baselines import NEARLY_LEAST, find_faster_baseline, plan_baselines
+from planner_core.planning.fitting.baselines import find_faster_baseline, plan_baselines
+from planner_core.planning.fitting.baselines.search import NEARLY_LEAST
 from planner_core.planning.fitting.micro_batch_numbers import MicroBatchNumbers
 from planner_core.planning.methods import BASELINES, Layout, parse_layout, restrictions
 from planner_core.planning.pipeline import FIRST_PASSES

@@ -58,8 +58,8 @@ def unseen_corners(planner: Planner, options: Iterable[DeviceMesh], shown: Seque
     problems: list[Problem] = []
     wide: list[TooWide] = []
     # The mesh of the best plan first: its corners are the lowest, so that most others are given up at their first bound.
-    best_first = sorted(options, key=lambda mesh: all(mesh.axis_sizes != plan.mesh.axis_sizes for plan in shown))
-    for mesh in best_first:
+    in_order = sorted(options, key=lambda mesh: all(mesh.axis_sizes != plan.mesh.axis_sizes for plan in shown))
+    for mesh in in_order:
         for build in planner.builders(EXACT, mesh):
             with planner.clock("front"):
                 try:
@@ -179,13 +179,13 @@ def describe_measures(objective: str, best: Plan) -> str:
 
 
 def exact_front(
-    planner: Planner, options: Iterable[DeviceMesh], objective: str, say: Progress = lambda text: None
+    planner: Planner, options: Iterable[DeviceMesh], objective: str, report_progress: Progress = lambda text: None
 ) -> tuple[list[FrontPoint], bool]:
     """Return the Pareto front over the meshes, of the plans that `describe_front` says; and whether these are all points."""
     points: list[FrontPoint] = []
     exact, uniform = True, replace(EXACT, uniform=True)
     for mesh in options:
-        say(Sentence("front on ", mesh.term))
+        report_progress(Sentence("front on ", mesh.term))
         for build in planner.builders(uniform, mesh):
             try:
                 on_mesh = find_pareto_front(build(), objective)

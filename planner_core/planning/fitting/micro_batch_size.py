@@ -63,7 +63,9 @@ class SamplesOver(Restriction):
                 net.factors.append(allow_only(name, (over == wanted).all(axis=1)))
 
 
-def choose_for_micro_batch_size(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan]:
+def choose_for_micro_batch_size(
+    request: Request, graph: GraphSource, report_progress: Progress
+) -> tuple[Planner, Plan]:
     """Return the planner and the best plan of `request.micro_batch`; if nothing fits, the plan of least memory.
 
     Raises InputError if no number of ranks gives such micro-batches, and NoPlanFits if the user gave a budget that no plan fits.
@@ -74,12 +76,12 @@ def choose_for_micro_batch_size(request: Request, graph: GraphSource, say: Progr
         )
     best: tuple[Planner, Plan] | None = None
     refused: NoPlanFits | None = None
-    for ranks, planner in _planners_by_data_ranks(request, graph, say):
+    for ranks, planner in _planners_by_data_ranks(request, graph, report_progress):
         for method, options in _restrict_samples(planner, ranks):
             # A plan that fits bounds the searches that follow. Steps of all these numbers have the same samples, so their times compare.
-            known = best[0].value(best[1]) if best and best[1].fits else math.inf
+            incumbent = best[0].value(best[1]) if best and best[1].fits else math.inf
             try:
-                plan = choose_mesh(planner, options, say, method=method, below=known)
+                plan = choose_mesh(planner, options, report_progress, method=method, below=incumbent)
             except NoPlanFits as error:
                 refused = min(refused or error, error, key=lambda e: e.needed_bytes)
                 continue
@@ -101,26 +103,31 @@ def _plan_rank(planner: Planner, plan: Plan) -> tuple[bool, float]:
     return not plan.fits, planner.value(plan) if plan.fits else plan.cost.memory_bytes["peak"]
 
 
-def _planners_by_data_ranks(request: Request, graph: GraphSource, say: Progress) -> Iterator[tuple[int, Planner]]:
+def _planners_by_data_ranks(
+    request: Request, graph: GraphSource, report_progress: Progress
+) -> Iterator[tuple[int, Planner]]:
     """Yield a planner for each number of data-parallel ranks, the most first."""
     size, gpus = request.micro_batch, load_cluster(request.cluster).num_gpus
     assert size is not None
     OPTIONS["micro_batch"].check(size)
     fixed = (request.accumulate or 1) if isinstance(graph, Graph) else request.accumulate
 
-    def prepare(count: int, batch: int | None) -> Planner:
-        of_count = replace(request, batch=batch, accumulate=count)
+    def prepare(number: int, batch: int | None) -> Planner:
+        of_number = replace(request, batch=batch, accumulate=number)
         return prepare_planner(
-            of_count, graph(of_count) if callable(graph) else graph, say, THOROUGH if request.prove else MOMENT
+            of_number,
+            graph(of_number) if callable(graph) else graph,
+            report_progress,
+            THOROUGH if request.prove else MOMENT,
         )
 
     batch = request.batch or prepare(fixed or 1, None).workload.batch
     is_possible = False
     for ranks in reversed(divisors(gpus)):
-        count, rest = divmod(batch, ranks * size)
-        if not rest and count and fixed in (None, count):
+        number, rest = divmod(batch, ranks * size)
+        if not rest and number and fixed in (None, number):
             is_possible = True
-            yield ranks, prepare(count, batch)
+            yield ranks, prepare(number, batch)
     if not is_possible:
         steps = "" if fixed is None else f" in {fixed} micro-batch{'es' * (fixed > 1)}"
         raise InputError(

@@ -26,21 +26,21 @@ SLOWER = 0.02
 """The plan on one axis takes at most this share longer."""
 
 
-def prefer_simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], say: Progress) -> list[Plan]:
+def prefer_simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], report_progress: Progress) -> list[Plan]:
     """Return the plan that leads, and behind it the fastest one if that is another. `others`: if one of these that fits is faster than the
     plan on one axis, that does not lead. Nor does it if the user set the mesh, the memory, a tool or the micro-batch, or asks for another
     objective."""
     request = planner.request
     bound = (request.mesh, request.tool, request.memory_gb, request.micro_batch)
     # Where the GPU waits for its host, the shortest step was chosen among all meshes already (`host_waits`).
-    free = bound == (None, None, None, None) and request.method == EXACT.name and not fastest.cost.host_wait_s
-    if not (free and fastest.fits and fastest.objective == "time" and len(fastest.mesh.axis_sizes) > 1):
+    is_open = bound == (None, None, None, None) and request.method == EXACT.name and not fastest.cost.host_wait_s
+    if not (is_open and fastest.fits and fastest.objective == "time" and len(fastest.mesh.axis_sizes) > 1):
         return [fastest]
     # By the GPU's part of the step, which the search minimises and bounds.
     most = fastest.cost.gpu_time_s * (1 + SLOWER)
     line = DeviceMesh(axis_names(1), (planner.cluster.num_gpus,))
     try:
-        plan = choose_mesh(planner, [line], say, below=most, prove=False)
+        plan = choose_mesh(planner, [line], report_progress, below=most, prove=False)
     except NoPlanFits:
         return [fastest]
     if not plan.fits or plan.cost.gpu_time_s > most or any(_fits_and_is_faster(p, plan) for p in others):

@@ -54,10 +54,10 @@ def meshes_of_three(planner: Planner, *, short: bool = False) -> list[DeviceMesh
 
     `short`: no plan on two axes fits, so three are tried on few GPUs as well."""
     request, n, node = planner.request, planner.cluster.num_gpus, planner.cluster.levels[0].size
-    free = (
+    is_open = (
         request.mesh is None and request.tool is None and request.method == EXACT.name and request.objective == "time"
     )
-    if not free or (not short and (n <= FEW or planner.workload.graph_batch >= n)):
+    if not is_open or (not short and (n <= FEW or planner.workload.graph_batch >= n)):
         return []
     shapes = []
     for inner in (node, node // 2, *((node // 4,) if short else ())):
@@ -68,15 +68,15 @@ def meshes_of_three(planner: Planner, *, short: bool = False) -> list[DeviceMesh
     return [DeviceMesh(axis_names(3), sizes) for sizes in shapes]
 
 
-def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
+def with_third_axis(planner: Planner, plan: Plan, report_progress: Progress) -> Plan:
     """Return the best plan on a mesh of three axes if it is better than `plan`, which is the best on two; else `plan`."""
     options = meshes_of_three(planner, short=not plan.fits)
     # No mesh shares weights and states better than evenly, so none is built if that is too much.
     if not options or (not plan.fits and not states_can_fit(planner)):
         return plan
-    known = plan.cost.gpu_time_s if plan.fits else float("inf")
+    incumbent = plan.cost.gpu_time_s if plan.fits else float("inf")
     try:
-        on_three = choose_mesh(planner, options, say, below=known)
+        on_three = choose_mesh(planner, options, report_progress, below=incumbent)
     except NoPlanFits:
         return plan
     if on_three.preference >= plan.preference:
@@ -87,7 +87,7 @@ def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
 
 
 def note_fewer_gpus(
-    planner: Planner, plan: Plan, stated: Request, source: GraphSource, say: Progress
+    planner: Planner, plan: Plan, stated: Request, source: GraphSource, report_progress: Progress
 ) -> tuple[str, ...]:
     """Return a note if a part of the cluster would be as fast as a plan in which GPUs do the same work, or faster than one in which more of
     them than a node has share a sample.
@@ -108,14 +108,14 @@ def note_fewer_gpus(
     for gpus in sizes:
         part = _first_gpus(planner.cluster, gpus)
         if part:
-            say(f"search on {gpus} GPUs")
+            report_progress(f"search on {gpus} GPUs")
             with contextlib.suppress(PlannerError):
                 name = (
                     f"{gpus:,} of these GPUs alone ({' x '.join(str(level.size) for level in reversed(part.levels))})"
                 )
                 # Without accumulate: 16 samples go one at a time where 13 GPUs do the same work, and two at a time to 8.
                 request = replace(stated, batch=planner.request.batch, cluster=part)
-                plan_by_part[name] = _plan_part(request, source, say, planner, most)
+                plan_by_part[name] = _plan_part(request, source, report_progress, planner, most)
                 if timed and plan_by_part[name].fits:
                     most = min(most, plan_by_part[name].cost.step_time_s)  # the best part is told of
     if not plan_by_part:
@@ -143,27 +143,27 @@ def _parts_to_search(planner: Planner, plan: Plan) -> list[int]:
     return [gpus // 2] if shared and plan.pipeline is None and gpus % 2 == 0 else []
 
 
-def _plan_part(request: Request, source: GraphSource, say: Progress, like: Planner, most: float) -> Plan:
+def _plan_part(request: Request, source: GraphSource, report_progress: Progress, like: Planner, most: float) -> Plan:
     """Return the best plan of a request on a part of a cluster, as it is for a request of that cluster alone: of the micro-batch that was
     asked for, if one was, and with waits for the host. Raises PlannerError."""
     if request.micro_batch is not None:
-        best = choose_for_micro_batch_size(request, source, say)
+        best = choose_for_micro_batch_size(request, source, report_progress)
     else:
-        best = choose_micro_batches(request, source, say, search=partial(_best_below, most), like=like)
-    return choose_shortest_step(request, source, *best, say)[1]
+        best = choose_micro_batches(request, source, report_progress, search=partial(_best_below, most), like=like)
+    return choose_shortest_step(request, source, *best, report_progress)[1]
 
 
 def _best_below(
     most: float,
     planner: Planner,
     options: Sequence[DeviceMesh],
-    say: Progress,
+    report_progress: Progress,
     *,
     below: float = math.inf,
     prove: bool = True,
 ) -> Plan:
     """Return what `choose_mesh` gives if it looks for no plan above `most`."""
-    return choose_mesh(planner, options, say, below=min(below, most), prove=prove)
+    return choose_mesh(planner, options, report_progress, below=min(below, most), prove=prove)
 
 
 def _first_gpus(cluster: Cluster, gpus: int) -> Cluster | None:

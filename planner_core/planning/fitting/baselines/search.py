@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, takewhile
 
 from planner_core.core import (
-    ZERO,
     DeviceMesh,
     Graph,
     Note,
     NoteKind,
     Plan,
-    PlannerError,
-    Sentence,
-    Term,
-    named,
-    time_amount,
 )
-from planner_core.cost import micro_batch, zero_stage
-from planner_core.planning.fitting.mesh_search import check_bound_below
-from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
-from planner_core.planning.fitting.shortage import note_memory, note_oversized_states
-from planner_core.planning.methods import BASELINES, AxisRules, Method, parse_layout
-from planner_core.planning.methods.legality import operator_faults, undecided_fault
-from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, with_recompute
-from planner_core.planning.request import Progress, Request
+from planner_core.planning.fitting.micro_batch_numbers import MicroBatchNumbers
+from planner_core.planning.fitting.shortage import note_memory
+from planner_core.planning.methods import BASELINES, AxisRules, Method
+from planner_core.planning.planner import Planner
+from planner_core.planning.request import Progress
 from planner_core.search import (
     UNPROVEN,
     Answer,
@@ -44,8 +34,6 @@ from planner_core.search import (
 from planner_core.search.algebra import Incumbent, PointAllowance, best_first
 from planner_core.search.network import Problem, Restriction
 
-DEAL_OUT_SAMPLES = ("data-parallel", "fsdp")
-"""The baselines that give every GPU samples of its own."""
 MORE_NUMBERS = 4
 """Larger, and smaller, numbers of micro-batches at which a layout is looked at beside the chosen plan's number."""
 MAX_OPEN_GAP = 0.01
@@ -66,7 +54,7 @@ def plan_baselines(
     chosen_s: float = math.inf,
     *,
     baselines: Mapping[str, Method] = BASELINES,
-    say: Progress = lambda text: None,
+    report_progress: Progress = lambda text: None,
 ) -> list[Plan]:
     """Return the best plan of each of these baselines over the meshes. A baseline that suits no mesh is left out.
 
@@ -77,10 +65,12 @@ def plan_baselines(
     """
     options = list(options)
     # All baselines share the planners of each number, and with them the networks that they build.
-    numbers = numbers or MicroBatchNumbers(planner, None, say, several=False)
+    numbers = numbers or MicroBatchNumbers(planner, None, report_progress, several=False)
     plans = []
     for baseline in baselines.values():
-        say(f"baselines: {baseline.title}")  # each takes tenths of a second: a page stops at the next report
+        report_progress(
+            f"baselines: {baseline.title}"
+        )  # each takes tenths of a second: a page stops at the next report
         plan = _BaselineSearch(baseline, options, numbers, recompute, chosen_s).best_over_numbers()
         plans += [plan] if plan is not None else []
     return plans
@@ -98,39 +88,6 @@ def find_faster_baseline(
         if (plan := search.plan_that_fits(search.number, best.value)) is not None:
             best.offer(plan.cost.step_time_s, plan)
     return best.solution
-
-
-def plan_stated_layout(
-    planner: Planner, request: Request, source: GraphSource, say: Progress
-) -> tuple[Planner, Plan] | None:
-    """Return the plan of the layout that the `request` states, and its planner; None if it states none. `planner`: that of the chosen plan.
-
-    What the request leaves open of such a run is settled here: its micro-batches by `Layout.count_micro_batches`, and recomputation, of
-    which it has none. A note of the plan says so. Raises InputError if the model cannot follow the layout.
-    """
-    if request.layout is None:
-        return None
-    layout, number = parse_layout(request.layout), planner.workload.accumulate
-    if request.accumulate is None and not isinstance(source, Graph):
-        number = layout.count_micro_batches(planner.workload.batch, number, request.micro_batch)
-    if number != planner.workload.accumulate:
-        stated = replace(planner.request, batch=planner.workload.batch, accumulate=number)
-        graph = source(stated) if callable(source) else None
-        planner = prepare_planner(stated, graph, say, planner.effort, planner)
-    planner = with_recompute(planner, "none" if request.recompute == "auto" else request.recompute)
-    plan = planner.stated(layout)
-    unfit = () if plan.fits else (Note("does not fit: its step is that of a GPU with more memory"),)
-    plan = replace(plan, notes=(*unfit, *plan.notes, *note_memory(plan, planner)))
-    left_open = [named("micro_batch")] if (request.accumulate, request.micro_batch) == (None, None) else []
-    left_open += [named("recompute")] if request.recompute == "auto" else []
-    if not left_open:
-        return planner, plan
-    settled = (
-        f"priced with micro-batch {micro_batch(plan)} x {number} and recomputation {planner.workload.recompute}, since "
-    )
-    was = " was not given" if len(left_open) == 1 else " were not given"
-    note = Note(Sentence(settled, Sentence.from_list(" and ", left_open), was))
-    return planner, replace(plan, notes=(note, *plan.notes))
 
 
 class _BaselineSearch:
@@ -155,7 +112,7 @@ class _BaselineSearch:
         """The recomputation with which it is planned first, and the one that saves memory where no such plan fits."""
         self._problems: dict[tuple[int, DeviceMesh], Problem] = {}
         """By the identity of the planner. A problem's cache has the answers of its searches, so they are not searched twice."""
-        self._least_s: dict[tuple[int, DeviceMesh], float] = {}
+        self._bounds_s: dict[tuple[int, DeviceMesh], float] = {}
         """A lower bound of each network, or of one that was not built since a network of less work is no faster than a known plan."""
 
     def best_over_numbers(self) -> Plan | None:
@@ -197,7 +154,7 @@ class _BaselineSearch:
     def may_be_faster(self, number: int, than: Plan) -> bool:
         """Return whether a larger number than this one may have a faster plan, by the bounds of its meshes without recomputation."""
         first = self.numbers.under(number, self.first_policy)
-        return any(self.least_s((first,), mesh) < than.cost.step_time_s for mesh in self.options)
+        return any(self.bound_s((first,), mesh) < than.cost.step_time_s for mesh in self.options)
 
     def plan_with_more_micro_batches(self) -> Plan | None:
         """Return the plan at the first larger number of micro-batches at which one fits; else that of nearly the least memory; None
@@ -260,22 +217,22 @@ class _BaselineSearch:
         is built for a mesh on which less of them already takes too long. Example: EXAONE-4 32B on 16 H100 recomputes in 1.50 s with one
         micro-batch, and no mesh could with more. Without recomputation 4 x 4 has a bound of 1.43 s with two and 1.58 s with four."""
         plans: list[Plan] = []
-        less: list[Planner] = []
+        less_work: list[Planner] = []
         # A mesh of no fast plan may fit without recomputation, so both switches are looked at.
         for policy in dict.fromkeys((self.first_policy, self.saving_policy)):
             planner = self.numbers.under(number, policy)
-            less += [self.numbers.under(before, policy)] if before else []
-            if (plan := self.best_plan(planner, below, less)) is not None:
+            less_work += [self.numbers.under(before, policy)] if before else []
+            if (plan := self.best_plan(planner, below, less_work)) is not None:
                 plans.append(plan)
                 below = min(below, plan.cost.step_time_s)
-            less = [planner]
+            less_work = [planner]
         return min(plans, key=lambda p: p.cost.step_time_s, default=None)
 
-    def best_plan(self, planner: Planner, below: float = math.inf, less: Sequence[Planner] = ()) -> Plan | None:
-        """Return the best plan at one number under one recomputation; None if none fits, or none in less than `below` seconds. `less`:
+    def best_plan(self, planner: Planner, below: float = math.inf, less_work: Sequence[Planner] = ()) -> Plan | None:
+        """Return the best plan at one number under one recomputation; None if none fits, or none in less than `below` seconds. `less_work`:
         planners of less work."""
         with planner.clock("baselines"):
-            chosen = _best_answer(planner, self.problems(planner, below, less), self.chosen_s, below)
+            chosen = _best_answer(planner, self.problems(planner, below, less_work), self.chosen_s, below)
             return planner.plan(*chosen, self.baseline.title, self.baseline.name, "time") if chosen else None
 
     def plan_of_least_memory(self, numbers: Iterable[int]) -> Plan | None:
@@ -315,12 +272,12 @@ class _BaselineSearch:
         self,
         planner: Planner,
         below: float = math.inf,
-        less: Sequence[Planner] = (),
+        less_work: Sequence[Planner] = (),
         meshes: Sequence[DeviceMesh] | None = None,
     ) -> list[Problem]:
         """Return the networks of the baseline at a planner's number of micro-batches and recomputation, one for each mesh that suits it.
 
-        Without those of meshes on which planners of `less` work have a bound of `below` seconds or more. `meshes`: all, if None."""
+        Without those of meshes on which planners of `less_work` have a bound of `below` seconds or more. `meshes`: all, if None."""
         zero = self.baseline.highest_stage(planner.request.zero)
         meshes = self.options if meshes is None else meshes
         for mesh in meshes:
@@ -329,15 +286,15 @@ class _BaselineSearch:
                 continue
             # Most meshes of many GPUs fail at the samples, which costs no network to see.
             restrict = self.rules(planner.graph, mesh)
-            self._least_s[key] = math.inf if restrict is None else self.least_s(less, mesh)
-            if self._least_s[key] < below:
+            self._bounds_s[key] = math.inf if restrict is None else self.bound_s(less_work, mesh)
+            if self._bounds_s[key] < below:
                 self._problems[key] = problem = planner.problem(mesh, restrict, zero=zero, usual=True)
-                self._least_s[key] = rough_bound(problem, "time")
+                self._bounds_s[key] = rough_bound(problem, "time")
         return [self._problems[key] for mesh in meshes if (key := (id(planner), mesh)) in self._problems]
 
-    def least_s(self, planners: Sequence[Planner], mesh: DeviceMesh) -> float:
+    def bound_s(self, planners: Sequence[Planner], mesh: DeviceMesh) -> float:
         """Return what no plan of these planners takes less than on a mesh, as far as it is known."""
-        return max((self._least_s.get((id(planner), mesh), 0.0) for planner in planners), default=0.0)
+        return max((self._bounds_s.get((id(planner), mesh), 0.0) for planner in planners), default=0.0)
 
 
 def _fits_with_half_as_many(plan: Plan, budget: float) -> bool:
@@ -371,130 +328,3 @@ def _best_answer(
         if answer.assignment is not None:
             best.offer(answer.value, (problem, answer))
     return best.solution
-
-
-def note_missing_baselines(planner: Planner, request: Request, plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Sentences about the baselines that do not have a plan of this model on these meshes, or none of the micro-batch that is asked for."""
-    if oversized := note_oversized_states(planner):
-        return oversized
-    planned, size, notes = {p.method for p in plans}, request.micro_batch, list[str]()
-    missing = [b for b in BASELINES.values() if b.name not in planned and b.suits(planner.graph)]
-    if missing:
-        # These deal out samples alone, so that every GPU needs one. The others can be kept from a plan by the model's sizes too.
-        batch, gpus = planner.workload.batch, planner.cluster.num_gpus
-        # FSDP gathers weights that are sharded, which only ZeRO-3 holds.
-        stated = planner.request.zero if planner.request.zero != max(ZERO) else None
-        unsharded = [b for b in missing if b.name == "fsdp" and stated is not None]
-        missing = [b for b in missing if b not in unsharded]
-        uneven = [b for b in missing if b.name in DEAL_OUT_SAMPLES] if batch % gpus else []
-        rest = [b for b in missing if b not in uneven]
-        if unsharded:
-            stages = named("zero", max(ZERO)), " would do, ", named("zero", stated)
-            words = " without a plan, since it shards weights: "
-            notes.append(Sentence(_list_titles(unsharded), words, *stages, " does not"))
-        if uneven:
-            near = sorted({max(gpus, batch // gpus * gpus), -(-batch // gpus) * gpus})
-            wanted = Sentence.from_list(" or ", (named("batch", number) for number in near))
-            why = f": {batch:,} samples cannot be dealt out to {gpus:,} GPUs; "
-            notes.append(Sentence(_list_titles(uneven), " without a plan", why, wanted, " would do"))
-        if rest:
-            words = "baselines that no plan of this model follows on these meshes: "
-            notes.append(Sentence(words, _list_titles(rest), _explain_missing_split(planner)))
-    if other := [f"{p.name} ({micro_batch(p)} at once)" for p in plans if size not in (None, micro_batch(p))]:
-        why = "without a row, since they compute another number of samples at once than "
-        notes.append(Sentence(why, named("micro_batch", size), f": {', '.join(other)}"))
-    return tuple(notes)
-
-
-def _explain_missing_split(planner: Planner) -> str:
-    """Say why the model cannot be split over the fewest tensor ranks to which its samples can be dealt: `; 25 attention heads cannot be
-    dealt to tp=2 ranks`. Where its sizes allow that, the operator is named that cannot follow; empty if all of them can."""
-    request, gpus = replace(planner.request, tool=None), planner.cluster.num_gpus
-    numbers = sorted({m.axis_sizes[-1] for m in candidate_meshes(request, planner.cluster) if m.axis_sizes[-1] > 1})
-    layouts = [parse_layout(f"dp={gpus // ranks},tp={ranks}") for ranks in numbers]
-    if not layouts:
-        return ""
-    layout = next((one for one in layouts if planner.workload.graph_batch % one.data == 0), layouts[0])
-    if faults := operator_faults(planner.graph, layout):
-        return Sentence("; ", faults[0].reason)
-    with suppress(PlannerError):  # the network of a wide mesh may be too large to look at
-        problem = planner.of_space(layout.space())
-        return f"; {undecided_fault(problem, layout)}" if problem.is_infeasible else ""
-    return ""
-
-
-def _list_titles(baselines: Iterable[Method]) -> Sentence:
-    return Sentence.from_list(", ", (Term("method", b.name, None, b.title) for b in baselines))
-
-
-def describe_restriction_cost(plan: Plan, exact: Mapping[str, Plan]) -> Sentence:
-    """Return a sentence: step and communication of a method's plan, then both of each plan of the exact search (`exact`, by its row).
-
-    The plan of the shortest step need not communicate least, so that the least of both may be no plan's. Example:
-    "a step takes 488.4 ms, its communication 88.14 ms; of best 273.3 ms and 26.8 ms; of least communication 536 ms and 0.5977 ms".
-    Raises SearchFault if the method's plan is better than the bound of one of these, whose space holds it.
-    """
-    for best in exact.values():
-        check_bound_below(best, [plan])
-
-    def both(words: tuple[str, str], of: Plan) -> Sentence:
-        return Sentence(words[0], time_amount(of.cost.step_time_s), words[1], time_amount(of.cost.comm_time_s))
-
-    parts = [both(("a step takes ", ", its communication "), plan)]
-    parts += [both((f"of {row} ", " and "), best) for row, best in exact.items()]
-    return Sentence.from_list("; ", parts)
-
-
-def better_of_baselines(chosen: Plan, others: Iterable[Plan], zero_stages: Sequence[int] = ZERO) -> Plan:
-    """Return the chosen plan; or a baseline that fits, has one of the ZeRO stages that the request leaves open, and is better.
-
-    It may be if the search proved nothing and missed it, if the chosen plan does not fit, or if the GPU waits for its host: the search
-    minimises the GPU's part of the step, and a plan with fewer messages and uncut weights takes the host less. Example: GPT-2 XL with
-    2 x 1 024 tokens a GPU on 16 GPUs keeps the GPU busy for 91 ms fully sharded and 117 ms data parallel, and the host for 297 and 211 ms.
-    """
-    timed = chosen.objective == "time"
-
-    def value(plan: Plan) -> float:
-        return plan.cost.step_time_s if timed else plan.cost.comm_time_s
-
-    if chosen.method != "exact":
-        return chosen
-    admitted = [p for p in others if p.fits and zero_stage(p) in zero_stages]
-    check_bound_below(chosen, admitted)
-    if chosen.fits and chosen.is_step_proven:
-        return chosen
-    better = min(admitted, key=value, default=chosen)
-    if better is chosen or (chosen.fits and value(better) >= value(chosen)):
-        return chosen
-    if not chosen.fits:
-        why = "which fits, while no plan of the search does"
-    elif chosen.optimal:
-        why = "whose GPU waits less for its host than that of the plan with the least work"
-    elif timed:
-        why = "whose step is shorter than that of what the search found, which minimises the GPU's part, without waits for the host"
-    else:
-        why = "which is better than what the search found"
-    # A plan that does not fit is bounded in memory, not in time, and the bound of one pipeline stage says nothing of several.
-    bound = chosen.bound if chosen.fits else None
-    # How the chosen plan was laid out, and what fills its memory, is not said of the plan in its place.
-    notes = tuple(note for note in chosen.notes if note.kind in (NoteKind.SCOPE, NoteKind.GAP))
-    if better.pipeline is not None:
-        notes = (_note_open_gap(bound if timed else None), *(n for n in notes if n.kind is not NoteKind.GAP))
-        bound = None
-    return replace(
-        better,
-        name=chosen.name,
-        role=chosen.role,
-        method=chosen.method,
-        objective=chosen.objective,
-        optimal=False,
-        bound=bound,
-        notes=(Note(f"laid out as {better.name}, {why}"), *notes),
-    )
-
-
-def _note_open_gap(one_stage_s: float | None) -> Note:
-    """Return a note on the gap of a stated layout with stages. `one_stage_s`: seconds that no plan of one pipeline stage is below, if
-    known."""
-    known = (": no plan of one pipeline stage takes less than ", time_amount(one_stage_s)) if one_stage_s else ()
-    return Note(Sentence("not proven", *known), NoteKind.GAP)
