@@ -28,7 +28,7 @@ from planner_core.planning import METHODS, Request, Result, plan_ids, prepare_pl
 from planner_core.planning.analysis import ablation_steps, exact_step
 from tests.support.plans import planned
 
-QUICK = {("gpt2-xl", "1x8-h100", "exact"), ("gpt2-xl", "2x8-v100-eth", "exact"), ("llama-3-8b", "2x8-h100", "taps")}
+QUICK = {("gpt2-xl", "1x8-h100", "exact"), ("gpt2-xl", "2x8-v100-eth", "exact")}
 EXPERTS = re.compile(r"expert parallel over (\d+) of the same GPUs")
 DEGREES = re.compile(r"(?:over|parallel|on) (\d+)")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from explorer.analysis import step_parts
 from explorer.text import recipe, units
 from planner_core.cost import simulate_step
 from planner_core.planning import plan_ids
@@ -82,9 +83,12 @@ def test_rows_that_differ_and_all_rows() -> None:
     assert tables(at).count("<tr>") > few
 
 
-def test_candidates_of_which_none_fits_are_no_picture() -> None:
+def test_candidates_of_which_none_fits_are_no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chart of points that all lie above the line of memory would hide that none of them can be run."""
-    at = open_page("plans", tab="block", layers="2", memory="6")
+    at = open_page("plans", tab="block", layers="2")
+    assert at.get("plotly_chart") and not at.info
+    monkeypatch.setattr(step_parts, "memory_limit_bytes", lambda result: 10**9)
+    at.run()
     assert not at.exception and not at.get("plotly_chart")
     assert any(m.value.startswith("No candidate fits: ") for m in at.info)
 

@@ -18,6 +18,11 @@ from planner_core.planning.stages.interleaved import _CopiesSearch, find_interle
 from planner_core.planning.stages.pieces import CopyPolicy, PolicyMix, RangeCosts
 
 
+def seeds(number: int) -> list[object]:
+    """The first half in `make test`, all in `make test-all`."""
+    return [pytest.param(seed, marks=pytest.mark.slow if 2 * seed >= number else ()) for seed in range(number)]
+
+
 def random_policies(seed: int, copies: int) -> list[CopyPolicy]:
     """Policies over uneven copies of two kinds, the quicker the larger. The first copy has an embedding, the last one a head."""
     chance = random.Random(seed)
@@ -91,7 +96,7 @@ def best_by_force(policies: list[CopyPolicy], copies: int, stages: int, micro_ba
     return least
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 @pytest.mark.parametrize(("copies", "stages"), [(6, 2), (6, 3)])
 def test_no_cut_with_any_policies_is_better(seed: int, copies: int, stages: int) -> None:
     policies = random_policies(seed, copies)
@@ -134,7 +139,7 @@ def interleaved_by_hand(
     return max(closed_form_by_rank(pipeline, stages, micro_batches)) if fits else float("inf")
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", seeds(16))
 @pytest.mark.parametrize(("copies", "ranks", "virtual"), [(7, 2, 2), (10, 2, 3), (11, 3, 2)])
 def test_no_interleaved_cut_is_better(seed: int, copies: int, ranks: int, virtual: int) -> None:
     """Every way to deal uneven copies to stages, several a rank, is the judge of the search that moves copies one by one."""
