@@ -463,7 +463,9 @@ def test_what_if_says_what_it_compares_where_that_is_not_what_is_recommended() -
     result = planned(Request("llama-3-8b", "2x8-h100"))
     before, recommended = (p.cost.step_time_s for p in (result.searched, result.recommended))
     (told,) = [c.value.replace("\\", "") for c in at.caption if "Overview recommends" in c.value]
-    assert units.seconds(before) in told and told.endswith(f"takes {units.seconds(recommended)}.")
+    # `plan --batch 32` recommends FSDP, which ties with the best plan that is shown here.
+    assert told.endswith(", and for the change it may recommend another plan too.")
+    assert units.seconds(before) in told and f"takes {units.seconds(recommended)}, and for" in told
     (reserved,) = [m.value for m in at.metric if m.label.startswith("reserved")]
     assert reserved.endswith("GiB, tight")
     assert not any("Overview recommends" in c.value for c in open_page("whatif").caption)

@@ -220,7 +220,7 @@ def _describe_recommended(result: Result) -> str:
     stages = " of one pipeline stage" * bool(recommended.pipeline)
     return (
         f"The best plans{stages} are compared, {steps[0]} before; {recipe.layout_name(recommended)}, which Overview recommends, "
-        f"takes {steps[1]}."
+        f"takes {steps[1]}, and for the change it may recommend another plan too."
     )
 
 
