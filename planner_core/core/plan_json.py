@@ -101,7 +101,9 @@ def plan_from_json(data: Any) -> Plan:
     wrong = first_schema_fault(data, "plan", "broken plan file", strict=True)
     if wrong:
         raise InputError(f"{wrong}; {REMAKE_HINT}")
+    workload = Workload.from_json(data["workload"])
     try:
+        workload.check()
         cluster = Cluster.from_json(data["cluster"])
     except InputError as error:
         raise InputError(f"broken plan file: {error}; {REMAKE_HINT}") from None
@@ -114,7 +116,7 @@ def plan_from_json(data: Any) -> Plan:
         fits=data["fits"],
         notes=tuple(map(Note, data["notes"])),
         model=PlannedModel.from_json(data["model"]),
-        workload=Workload.from_json(data["workload"]),
+        workload=workload,
         cluster=cluster,
         mesh=DeviceMesh(tuple(data["mesh"]["axes"]), tuple(data["mesh"]["sizes"])),
         blocks={k: _block_from_json(b) for k, b in data["blocks"].items()},

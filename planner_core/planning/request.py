@@ -140,7 +140,7 @@ class Request(Software):
         )
 
 
-def request_of(run: Software, model: str, cluster: Mapping[str, Any] | Cluster, **others: Any) -> Request:
+def request_of(run: Software, model: str, cluster: Cluster, **others: Any) -> Request:
     """Return the request for a run of a model: a `Statement`, or the workload of a plan. `others`: options in place of the run's own.
 
     A layout states the ZeRO stage, and its degrees count the samples of a rank, so a request for a run asks for neither."""

@@ -241,6 +241,8 @@ def change(data: dict[str, Any], *where: Any, to: Any) -> dict[str, Any]:
             "'Layer#x' is not the name of a block",
         ),
         (("model",), {}, "broken plan file: model.name is missing"),
+        (("workload", "accumulate"), 3, "broken plan file: accumulate=3 does not divide batch=16; "),
+        (("workload", "stack"), "tourch", 'broken plan file: stack="tourch" is not known; did you mean torch?'),
         (("cluster", "num_gpus"), 7, "broken plan file: cluster: num_gpus is 7, but level sizes 8×2 make 16;"),
     ],
 )

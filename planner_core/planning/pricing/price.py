@@ -149,7 +149,7 @@ class Pricer:
         # Suggestions change one thing each, so most of them share a graph, and many a planner with all its networks.
         if key not in self.planners:
             dtype = self.stated_model.dtype(stated)
-            request = request_of(run, self.model, self.cluster.to_json(), dtype=dtype, memory_gb=self.memory_gb)
+            request = request_of(run, self.model, self.cluster, dtype=dtype, memory_gb=self.memory_gb)
             planner = prepare_planner(request, graph, self.say)
             # A request knows no `rank_by_rank`.
             workload = replace(planner.workload, rank_by_rank=stated.rank_by_rank)
