@@ -258,7 +258,7 @@ def test_a_setup_that_does_not_fit_is_said_to_be_so_where_a_plan_is_measured_aga
     """Data parallel of Llama-3-8B on 8 H100, which takes 166 GiB, was compared without a word on that."""
     plan = result.best
     for fits in (True, False):
-        setup = replace(plan, method=step_parts.STATED_METHOD, fits=fits, workload={**plan.workload, "accumulate": 2})
+        setup = replace(plan, method=step_parts.STATED_METHOD, fits=fits, workload=replace(plan.workload, accumulate=2))
         plans = {"a": plan, setups.PLAN_ID: setup}
         nothing = dict.fromkeys(step_parts.PARTS, 0.0)
         parts = {n: nothing | {step_parts.COMPUTE: s} for n, s in zip(plans, (1.0, 1.5), strict=True)}
