@@ -9,16 +9,16 @@ from planner_core.cost import micro_batch, zero_stage
 from planner_core.exporters.configs.common import count_recompute_policies, launch_sizes
 from planner_core.exporters.data_parallel import BatchSharding, find_batch_sharding, list_fsdp_remarks
 from planner_core.exporters.remarks import Remark, describe_launch
-from planner_core.planning.methods import ACCELERATE, recompute_by_hand
+from planner_core.planning.methods import recompute_by_hand
+from planner_core.planning.methods.tools import accelerate
 
-DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
-"""accelerate's `mixed_precision`, by the dtype that computes."""
 QUOTED_NO = "'no'"
 """YAML reads a bare `no` as false."""
 
 
 def write_accelerate(plan: Plan) -> tuple[str, tuple[str, ...], None]:
     """Write a file for `accelerate launch --config_file`. Raises InputError for a plan that shards more than the batch."""
+    precision = accelerate.DTYPES[plan.workload.dtype]
     sharding, (nodes, _) = find_batch_sharding(plan), launch_sizes(plan)
     kind, section, remarks = _write_plugin(plan, sharding)
     lines = [
@@ -29,7 +29,7 @@ def write_accelerate(plan: Plan) -> tuple[str, tuple[str, ...], None]:
         *section,
         "machine_rank: 0  # another on every node",
         "main_training_function: main",
-        f"mixed_precision: {DTYPES.get(plan.workload.dtype, QUOTED_NO)}",
+        f"mixed_precision: {QUOTED_NO if precision == 'no' else precision}",
         f"num_machines: {nodes}",
         f"num_processes: {plan.mesh.num_devices}",
         "rdzv_backend: static",
@@ -41,7 +41,7 @@ def write_accelerate(plan: Plan) -> tuple[str, tuple[str, ...], None]:
 
 
 def _describe_use(plan: Plan) -> Remark:
-    return describe_launch(ACCELERATE, plan, after=", by accelerate 1.15")
+    return describe_launch(accelerate.ACCELERATE, plan, after=", by accelerate 1.15")
 
 
 def _write_plugin(plan: Plan, sharding: BatchSharding) -> tuple[str, list[str], tuple[str, ...]]:

@@ -25,6 +25,7 @@ from planner_core.planning.methods import (
     star_numbers,
     tensor_layout,
 )
+from planner_core.planning.methods.tools import deepspeed
 
 USAGE = Sentence(
     "Call deepspeed.initialize(model=model, config='",
@@ -36,8 +37,6 @@ GATHERED_ON_SAVE = {"stage3_gather_16bit_weights_on_model_save": True}
 SMALL_WEIGHTS_STAY = (
     "weights of at most 100,000 elements (norms, biases) stay gathered there once they were used (stage3_param_persistence_threshold)",
 )
-SECTIONS = {"bfloat16": "bf16", "float16": "fp16"}
-"""The sections that switch mixed precision on, by the dtype that computes."""
 AUTOTP_STAGE = 2
 """The highest ZeRO stage together with AutoTP."""
 
@@ -59,7 +58,7 @@ def write_deepspeed(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
     drop_summed(layout)
     inspect_model(plan, layout)
     styles = styles_by_pattern(plan, layout)
-    unsupported = [n for n, s in styles.items() if s not in ("colwise", "rowwise")] + list(
+    unsupported = [n for n, s in styles.items() if s not in deepspeed.PARTITIONS] + list(
         dict.fromkeys(map(star_numbers, layout.experts))
     )
     if unsupported:
@@ -71,7 +70,7 @@ def write_deepspeed(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
         )
     specs = [
         {"patterns": [_weight_regex(n) for n, s in styles.items() if s == style], "partition_type": kind}
-        for style, kind in (("colwise", "column"), ("rowwise", "row"))
+        for style, kind in deepspeed.PARTITIONS.items()
     ]
     stage = zero_stage(plan)
     # The remarks below say what the file does not: a plan of ZeRO-3 is written as stage 2, and its price is that of stage 2.
@@ -87,7 +86,7 @@ def write_deepspeed(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
         layout.differences.append(Difference(difference))
     differences = [*_gradient_remarks(plan, autotp_stage(plan)), *recompute_by_hand(plan)]
     remarks = list_remarks(layout, [USAGE, *column_remarks(layout)], differences, autotp_stage(plan))
-    written = {n: s for n, s in layout.styles.items() if s in ("colwise", "rowwise")}
+    written = {n: s for n, s in layout.styles.items() if s in deepspeed.PARTITIONS}
     return dump_json(data), remarks, replace(layout, styles=written, experts=[])
 
 
@@ -147,7 +146,7 @@ def _step_settings(plan: Plan, stage: int) -> dict[str, Any]:
             **({"offload_optimizer": {"device": "cpu", "pin_memory": True}} if plan.workload.offload else {}),
         },
         # Without a section DeepSpeed trains in float32.
-        **({section: {"enabled": True}} if (section := SECTIONS.get(plan.workload.dtype)) else {}),
+        **({section: {"enabled": True}} if (section := deepspeed.DTYPES.get(plan.workload.dtype)) else {}),
         **_gradient_settings(plan, stage),
     }
 

@@ -7,29 +7,20 @@ from planner_core.exporters.configs.common import column_remarks, dump_json, lis
 from planner_core.exporters.observe import inspect_model, styles_by_pattern
 from planner_core.exporters.remarks import FILE
 from planner_core.planning.methods import TpLayout, describe_modules, recompute_by_hand, star_numbers, tensor_layout
-
-STYLES = {
-    "colwise": "colwise",
-    "gathered": "colwise_gather_output",
-    "rowwise": "rowwise",
-    "sliced": "rowwise_split_input",
-    "vocabulary": "embedding_rowwise",
-    "features": "embedding_colwise",
-}
-"""Names of the styles in transformers 5."""
+from planner_core.planning.methods.tools import pairs
 
 
 def write_hf(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """Write `DistributedConfig` as JSON. transformers merges its keys over the model's own plan, so other rules are disabled."""
     layout = tensor_layout(plan)
     facts = inspect_model(plan, layout)
-    tp_plan = {name: STYLES[style] for name, style in styles_by_pattern(plan, layout).items()}
+    tp_plan = {name: pairs.STYLES[style] for name, style in styles_by_pattern(plan, layout).items()}
     tp_plan.update(
         {star_numbers(n.rpartition(".")[0]): "replicated_with_grad_allreduce" for g in layout.groups for n in g.summed}
     )
     for name in dict.fromkeys(map(star_numbers, layout.experts)):
         tp_plan.update(
-            {f"{name}.gate_up_proj": "packed_colwise", f"{name}.down_proj": "rowwise", name: "moe_tp_experts"}
+            {f"{name}.gate_up_proj": "packed_colwise", f"{name}.down_proj": "rowwise", name: pairs.EXPERT_STYLE}
         )
     disabled = [key for key in facts.built_in if key not in tp_plan]
     tp_plan.update(dict.fromkeys(disabled, "replicate"))

@@ -16,18 +16,13 @@ from planner_core.exporters.configs.common import (
 )
 from planner_core.exporters.remarks import describe_launch
 from planner_core.planning.methods import (
-    MEGATRON,
-    PEERS_TYPES,
     TOKENS_OR_GATHERED,
     TpLayout,
-    linear_biases,
     list_schedules,
-    megatron_fault,
     parallel_degrees,
 )
+from planner_core.planning.methods.tools import megatron
 
-CP_COMM_TYPES = {kind: word for word, kind in PEERS_TYPES.items() if word != "allgather"}
-"""Megatron-LM's `--cp-comm-type` for each way of attention over context ranks."""
 GPT2_NAMES = {
     "hidden_size": "n_embd",
     "num_attention_heads": "n_head",
@@ -43,7 +38,7 @@ def write_megatron(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """Write the degrees and the architecture, an argument a line. Megatron-LM has no plan by weight."""
     layout = parallel_degrees(plan)
     config = _with_llama_names(plan.model.config)
-    if fault := megatron_fault(plan):
+    if fault := megatron.megatron_fault(plan):
         raise InputError(fault)
     recompute, differences = _recompute_flags(plan)
     if recompute.get("recompute-method") == "block":
@@ -80,7 +75,7 @@ def _degree_flags(layout: TpLayout) -> dict[str, Any]:
         "sequence-parallel": bool(layout.sequence),
     }
     if layout.context > 1:
-        flags |= {"context-parallel-size": layout.context, "cp-comm-type": CP_COMM_TYPES[layout.cp_type]}
+        flags |= {"context-parallel-size": layout.context, "cp-comm-type": megatron.CP_COMM_TYPES[layout.cp_type]}
     if layout.expert > 1:
         flags |= {"expert-model-parallel-size": layout.expert, "moe-token-dispatcher-type": "alltoall"}
     return flags
@@ -95,7 +90,7 @@ def _data_parallel_flags(plan: Plan, layout: TpLayout) -> dict[str, Any]:
 
 def _usage_remarks(plan: Plan, flags: Mapping[str, Any]) -> list[str]:
     remarks = [
-        describe_launch(MEGATRON, plan),
+        describe_launch(megatron.MEGATRON, plan),
         "yours to add: --tokenizer-type and --tokenizer-model, --data-path, --train-iters, --lr",
         "Degrees and the architecture: Megatron-LM splits every layer its own way, not weight by weight as the plan says. They are "
         "checked against megatron-core's TransformerConfig and GPTModel; Megatron-LM itself was not run.",
@@ -111,7 +106,7 @@ def _stage_flags(plan: Plan, layout: TpLayout) -> dict[str, Any]:
     cut = plan.pipeline
     if cut is None:
         return {"pipeline-model-parallel-size": 1}
-    if cut.schedule not in (schedules := list_schedules(MEGATRON.name)):
+    if cut.schedule not in (schedules := list_schedules(megatron.MEGATRON.name)):
         raise InputError(
             f"Megatron-LM runs stages as {' or '.join(schedules)}, not as {cut.schedule}; plan with schedule=1f1b, or give ",
             named_form("json"),
@@ -234,7 +229,7 @@ def _architecture_flags(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
 def _bias_flags(plan: Plan) -> dict[str, bool]:
     """Return the flags for biases of linear layers: in all of them, or in none but queries, keys and values (`megatron_fault` refuses
     others)."""
-    biases = linear_biases(plan)
+    biases = megatron.linear_biases(plan)
     if biases and all(biases.values()):
         return {}
     return {"disable-bias-linear": True, "add-qkv-bias": any(biases.values())}

@@ -55,7 +55,6 @@ from planner_core.planning.methods.restrictions import (
     sums_gradient_whole,
 )
 from planner_core.planning.methods.tools import (
-    ACCELERATE,
     FREE,
     MEGATRON,
     SWITCHES,

@@ -8,7 +8,6 @@ table    all of them by name, and what a tool can be told
 spaces   the layouts among which plans are searched
 """
 
-from planner_core.planning.methods.tools.accelerate import ACCELERATE
 from planner_core.planning.methods.tools.megatron import MEGATRON, linear_biases, megatron_fault
 from planner_core.planning.methods.tools.own import TORCHRUN
 from planner_core.planning.methods.tools.spaces import list_layouts, tool_spaces

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from planner_core.planning.methods.layout import Layout
 from planner_core.planning.methods.tools.tool import Tool
 
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
+"""Its words for `mixed_precision`, by the dtype that computes."""
+
 
 def _list_layouts(num_gpus: int) -> Iterator[Layout]:
     """DDP; what its plugins run is of those tools."""

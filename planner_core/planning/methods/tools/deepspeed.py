@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from planner_core.planning.methods.layout import Layout
 from planner_core.planning.methods.tools.tool import Tool
 
+DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
+"""The sections that switch mixed precision on, by the dtype that computes."""
+PARTITIONS = {"colwise": "column", "rowwise": "row"}
+"""How AutoTP is told to split a layer, by the styles of `methods.tp_layout`."""
+
 
 def _list_layouts(num_gpus: int) -> Iterator[Layout]:
     """DeepSpeed's ZeRO: stages 1 and 2 with whole weights, and stage 3, which gathers them at use."""

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from planner_core.core import Graph, Plan, divisors
-from planner_core.planning.methods.layout import CP_TYPES, ORDERS, Layout
+from planner_core.planning.methods.layout import CP_TYPES, ORDERS, PEERS_TYPES, Layout
 from planner_core.planning.methods.tools.tool import Inner, Tool, ToolStages
 from planner_core.planning.methods.tp_layout import split_site
 
@@ -16,6 +16,8 @@ NORMED_BY_HEAD = ("qwen3",)
 STATED_MODELS = ("llama", "mistral", "mixtral", "qwen2", "gpt2", *NORMED_BY_HEAD)
 """The model types whose every part Megatron-LM's flags state."""
 QKV = ("q_proj", "k_proj", "v_proj")
+CP_COMM_TYPES = {kind: word for word, kind in PEERS_TYPES.items() if word != "allgather"}
+"""Its `--cp-comm-type` for each way of attention over context ranks."""
 
 
 def megatron_fault(model: Plan | Graph) -> str:

@@ -10,6 +10,17 @@ from planner_core.planning.methods.layout import Layout
 from planner_core.planning.methods.tools.tool import PairForm, Tool
 
 SEARCHED = "with layers sharded in pairs"
+STYLES = {
+    "colwise": "colwise",
+    "gathered": "colwise_gather_output",
+    "rowwise": "rowwise",
+    "sliced": "rowwise_split_input",
+    "vocabulary": "embedding_rowwise",
+    "features": "embedding_colwise",
+}
+"""Names of the styles in transformers 5, by those of `methods.tp_layout`."""
+EXPERT_STYLE = "moe_tp_experts"
+"""Its style of fused experts."""
 
 
 def _list_layouts(num_gpus: int, *, tokens: bool) -> Iterator[Layout]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from planner_core.core import InputError, Sentence, named
 from planner_core.planning.methods import Layout
+from planner_core.planning.methods.tools import accelerate
 from planner_core.planning.pricing.configs.fields import (
-    DTYPES,
     Fields,
     FsdpDegrees,
     Setup,
@@ -23,10 +23,12 @@ from planner_core.planning.pricing.configs.tools.deepspeed import read_gradients
 
 CONFIG, DEEPSPEED, FSDP = "parallelism_config.parallelism_config_", "deepspeed_config.", "fsdp_config.fsdp_"
 MEGATRON = "megatron_lm_config.megatron_lm_"
+DTYPES = {word: dtype for dtype, word in accelerate.DTYPES.items()}
+HALVES = {word: dtype for word, dtype in DTYPES.items() if dtype != "float32"}
 TABLE = Table(
     "accelerate",
     (
-        choice("dtype", "mixed_precision", {word: DTYPES[word] for word in ("bf16", "fp16", "no")}),
+        choice("dtype", "mixed_precision", DTYPES),
         switch("recompute", f"{FSDP}activation_checkpointing", off="none", on="full"),
     ),
     no_effect="""
@@ -99,7 +101,7 @@ def _read_layout(fields: Fields, plugin: str, num_gpus: int) -> tuple[Layout, tu
     if plugin in ("multi_gpu", "no", "tp"):
         degrees = FsdpDegrees(tp=degrees.tp, cp=degrees.cp, cp_type=degrees.cp_type, strategy="no_shard")
     # accelerate (its dataclasses.py) has FSDP sum gradients in the dtype that computes; float16 has the bytes of bfloat16.
-    halves = plugin == "fsdp" and fields.lowered("mixed_precision") in ("bf16", "fp16")
+    halves = plugin == "fsdp" and fields.lowered("mixed_precision") in HALVES
     options = {"stack": "accelerate", **({"gradients": "bfloat16"} if halves else {})}
     return fsdp_layout(fields, num_gpus, degrees, "parallelism_config_tp_size"), (), options
 
@@ -140,7 +142,7 @@ def _deepspeed_layout(
     # Of a section without a stage accelerate makes stage 2; DeepSpeed's own default is 0.
     layout = zero_layout(fields, f"{DEEPSPEED}zero_stage", ranks, degrees.tp, degrees.cp, default=2)
     # A DeepSpeed section of accelerate has no fields for these dtypes, so DeepSpeed's own defaults hold.
-    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(fields.lowered("mixed_precision"))
+    dtype = HALVES.get(fields.lowered("mixed_precision"))
     gradients, gradient_notes = read_gradients(fields, dtype, degrees.cp)
     return layout, (*notes, *gradient_notes), {**offload, **gradients}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from planner_core.core import InputError, Sentence, named
 from planner_core.planning.methods import LayerStyles, Layout
+from planner_core.planning.methods.tools import deepspeed
 from planner_core.planning.pricing.configs.fields import (
     PRICED_BY_DEGREES,
     Fields,
@@ -35,8 +36,8 @@ DTYPES_OF_GRADIENTS = {
 }
 """The dtype in which gradients are priced, by DeepSpeed's words: float16 has the bytes of bfloat16."""
 PARTITION = "tensor_parallel.partition_config"
-PARTITION_STYLES = {"column": "colwise", "row": "rowwise", "skip": ""}
-"""How AutoTP splits a layer, by its words for the styles of `methods.tp_layout`."""
+PARTITION_STYLES = {**{word: style for style, word in deepspeed.PARTITIONS.items()}, "skip": ""}
+"""The styles of `methods.tp_layout`, by AutoTP's words; "skip" leaves a layer whole."""
 STATES_ON_HOST = "DeepSpeed keeps weights in float32 there too and updates on the CPU; priced with moments there and the update on the GPU"
 
 
@@ -58,7 +59,7 @@ def read(fields: Fields, num_gpus: int) -> Setup:
     ranks = remaining_ranks(fields, degree_field, num_gpus, tp * cp)
     layout = zero_layout(fields, "zero_optimization.stage", ranks, tp, cp)
     sizes, batch = read_batch_of_deepspeed(fields, ranks)
-    dtype = read_dtype_flags(fields, "bf16.enabled", "fp16.enabled")
+    dtype = read_dtype_flags(fields, *(f"{section}.enabled" for section in deepspeed.DTYPES.values()))
     gradients, gradient_notes = read_gradients(fields, dtype.get("dtype"), cp)
     options = {
         **sizes,
@@ -110,11 +111,11 @@ def read_gradients(fields: Fields, dtype: str | None, cp: int) -> tuple[dict[str
         for name, default in ((sums, dtype if cp == 1 else "float32"), (accum, dtype))
     )
     if dtype is None and not fields.has_value(sums) and not fields.has_value(accum):
-        return {"stack": "deepspeed"}, ()
+        return {"stack": deepspeed.DEEPSPEED.name}, ()
     if sum_dtype == grad_dtype:
-        return {"stack": "deepspeed", "gradients": grad_dtype}, ()
+        return {"stack": deepspeed.DEEPSPEED.name, "gradients": grad_dtype}, ()
     note = f"gradients of {fields.where} are kept in {grad_dtype} ({accum}) and summed in {sum_dtype} ({sums}); priced in float32 for both"
-    return {"stack": "deepspeed", "gradients": "float32"}, (note,)
+    return {"stack": deepspeed.DEEPSPEED.name, "gradients": "float32"}, (note,)
 
 
 def zero_layout(fields: Fields, name: str, ranks: int, tp: int, cp: int, default: int = 0) -> Layout:

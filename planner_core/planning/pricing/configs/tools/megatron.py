@@ -7,6 +7,7 @@ from typing import Any
 
 from planner_core.core import InputError
 from planner_core.planning.methods import PEERS_TYPES, Layout
+from planner_core.planning.methods.tools import megatron
 from planner_core.planning.pricing.configs.fields import (
     Fields,
     Setup,
@@ -131,7 +132,7 @@ def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
     )
     options = fields.read_options(TABLE)
     options |= {
-        "stack": "megatron",
+        "stack": megatron.MEGATRON.name,
         # Without a global batch Megatron-LM makes a step of one micro-batch.
         "accumulate": 1,
         "recompute": _read_recompute(fields),
@@ -225,7 +226,7 @@ def _read_offload(fields: Fields) -> tuple[dict[str, bool], tuple[str, ...]]:
 
 def _read_cp_type(fields: Fields, cp: int) -> str:
     """Return how attention runs over the context ranks."""
-    comm = fields.read_word("--cp-comm-type", "p2p", ("p2p", "a2a", "all_gather", "a2a+p2p"))
+    comm = fields.read_word("--cp-comm-type", "p2p", (*megatron.CP_COMM_TYPES.values(), "a2a+p2p"))
     if cp > 1 and comm == "a2a+p2p":
         raise InputError(
             f"{fields.where}: --cp-comm-type a2a+p2p exchanges heads inside a ring, which cannot be priced; set it to p2p or a2a"

@@ -8,29 +8,24 @@ from typing import Any
 
 from planner_core.core import InputError
 from planner_core.planning.methods import EXPERT_STYLE, LayerStyles, Layout
+from planner_core.planning.methods.tools import pairs
 from planner_core.planning.pricing.configs.fields import PRICED_BY_DEGREES, Fields, Setup, Table, remaining_ranks
 
 TABLE = Table("transformers tp_plan", no_effect="model_type architectures *_token_id")
 PLAN_FIELDS = ("tp_plan", "base_model_tp_plan")
 AUTO = "auto"
 STYLES = {
-    "colwise": "colwise",
-    "rowwise": "rowwise",
+    **{word: style for style, word in pairs.STYLES.items()},
     "colwise_rep": "gathered",
-    "colwise_gather_output": "gathered",
     "packed_colwise": "colwise",
     "packed_rowwise": "rowwise",
-    "embedding_rowwise": "vocabulary",
-    "embedding_colwise": "features",
-    "rowwise_split_input": "sliced",
 }
 """The styles that split a layer, by their words in `methods.tp_layout`."""
-EXPERTS = "moe_tp_experts"
 WHOLE_STYLES = (
     "replicated_with_grad_allreduce",
     "gather",
     "local",
-    EXPERTS,
+    pairs.EXPERT_STYLE,
     "ep_router",
     "replicate",
     "isolated",
@@ -71,7 +66,7 @@ def _read_layers(styles: Mapping[str, str], plan_field: str) -> dict[str, LayerS
     """Return the layers that patterns name as an option; none for `auto`, which leaves them to the model's own plan."""
     if AUTO in styles.values():
         return {}
-    words = {**STYLES, EXPERTS: EXPERT_STYLE}
+    words = {**STYLES, pairs.EXPERT_STYLE: EXPERT_STYLE}
     rules = []
     for name, style in styles.items():
         pattern = re.escape(name.removeprefix(f"{plan_field}.")).replace(r"\*", "[0-9]+")
