@@ -129,7 +129,7 @@ def _take_shorter(planner: Planner, best: Incumbent[tuple[Planner, Plan]], say: 
         partial(_estimate_layout_s, planner, say),
         partial(_estimate_layout_s, planner, say, budget=planner.budget * FIRST_BUDGET_FACTOR),
     ]
-    for layout in best_first(layouts, bounds, best, enough_s):
+    for layout in best_first(layouts, bounds, lambda: best.value if best.value > enough_s else 0.0):
         say(WORD)
         if (plan := _plan_layout(looking, layout, best.value)) is not None:
             best.offer(plan.cost.step_time_s, (planner, plan))

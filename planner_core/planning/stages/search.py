@@ -30,12 +30,11 @@ The searches of the whole model, on which bounds and policies rest, are in `whol
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from planner_core.core import Graph, Plan, Sentence
 from planner_core.planning.fitting.shortage import states_can_fit
@@ -55,6 +54,7 @@ from planner_core.planning.stages.pieces import CopyPolicy, RangeCosts
 from planner_core.planning.stages.tool_forms import MOST_ZERO_OF_TOOLS, list_tool_degrees, may_deal_experts
 from planner_core.planning.stages.whole_models import STRONG_RECOMPUTATIONS, WholeModels
 from planner_core.search import check_bound
+from planner_core.search.algebra import best_first
 
 ZERO_STAGES = (1, 2, 3)
 """The ZeRO stages of plans with stages. Stage 2 scatters gradients and stage 3 gathers weights in every micro-batch, and stages need
@@ -187,9 +187,24 @@ class _StageSearch:
                 self.micro_batches[d.gpu_work] = quickest
 
     def search_promising(self, candidates: list[PipelineDegrees], breadth: Breadth) -> None:
-        """Search the candidates, the most promising first, until no other one may be quicker."""
+        """Search the candidates in the order of their estimates, or of their bounds where these are higher, until no other may be quicker.
+
+        A bound is worked out when its estimate is the least, so few are. Example: ZeRO-3 is estimated to take 169 s and ZeRO-1 172 s. The
+        bounds are 180 and 170 s, so ZeRO-1 is searched first, and its plan of 180.5 s leaves little to do for ZeRO-3.
+        """
         failures, failed = Counter[int](), dict[int, set[object]]()
-        for d in self.by_promise(candidates, failures, breadth):
+
+        def is_needless(d: PipelineDegrees) -> bool:
+            return d in self.shared_s or self.is_hopeless(d, failures, breadth)
+
+        # A bound costs a network. EXAONE-4 32B on 16 GPUs had 18, of which 8 were of degrees that no search was left for.
+        def bound_s(candidate: tuple[float, PipelineDegrees]) -> float:
+            return math.inf if is_needless(candidate[1]) else self.highest_bound_s(candidate[1])
+
+        cases = self.estimate_degrees(candidates)
+        for _, d in best_first(cases, [itemgetter(0), bound_s], lambda: self.longest_estimate_s):
+            if is_needless(d):
+                continue
             if (is_best := self.search_degrees(d)) is not None:
                 one = d.whole_model if self.form or breadth.counts_models else d
                 failed[d.zero] = set() if is_best else {*failed.get(d.zero, ()), one}
@@ -216,26 +231,6 @@ class _StageSearch:
             return True
         # These seconds may come from another data-parallel degree, hence the margin.
         return d.optimistic_s(self.micro_batches[d.gpu_work][0]) >= self.longest_estimate_s
-
-    def by_promise(
-        self, candidates: list[PipelineDegrees], failures: Counter[int], breadth: Breadth
-    ) -> Iterator[PipelineDegrees]:
-        """Yield candidates in the order of their estimates, or of their bounds where these are higher; none that are too slow.
-
-        Bounds are found when their estimate is the least, so few are. Example: ZeRO-3 is estimated to take 169 s and ZeRO-1 172 s. The
-        bounds are 180 and 170 s, so ZeRO-1 is searched first, and its plan of 180.5 s leaves little to do for ZeRO-3."""
-        numbers = itertools.count()  # candidates that tie are not compared
-        queue = [(estimate_s, next(numbers), d, False) for estimate_s, d in self.estimate_degrees(candidates)]
-        heapq.heapify(queue)
-        while queue and queue[0][0] <= self.longest_estimate_s:
-            seconds, _, d, is_bounded = heapq.heappop(queue)
-            # A bound costs a network. EXAONE-4 32B on 16 GPUs had 18, of which 8 were of degrees that no search was left for.
-            if d in self.shared_s or self.is_hopeless(d, failures, breadth):
-                continue
-            if is_bounded:
-                yield d
-            else:
-                heapq.heappush(queue, (max(seconds, self.highest_bound_s(d)), next(numbers), d, True))
 
     @property
     def longest_estimate_s(self) -> float:

@@ -2,9 +2,9 @@
 
     queue of (bound, case) -> the least -> its next bound, and back into the queue; a case with all its bounds is searched
 
-The first case whose bound is not below the incumbent ends the order, since all that are left have bounds as high. Example: by first bounds
-a and b take at least 5 and 6 s. The second bound of a is 8 s and that of b 7 s, so b is searched first. Its plan takes 7.5 s, and a is not
-searched.
+The first case whose bound is not below the limit, as a rule the incumbent's value, ends the order, since all that are left have bounds as
+high. Example: by first bounds a and b take at least 5 and 6 s. The second bound of a is 8 s and that of b 7 s, so b is searched first. Its
+plan takes 7.5 s, and a is not searched.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 Case = TypeVar("Case")
 Solution = TypeVar("Solution")
@@ -33,18 +33,17 @@ class Incumbent(Generic[Solution]):
 
 
 def best_first(
-    cases: Iterable[Case], bounds: Sequence[Callable[[Case], float]], best: Incumbent[Any], enough: float = 0.0
+    cases: Iterable[Case], bounds: Sequence[Callable[[Case], float]], limit: Callable[[], float]
 ) -> Iterator[Case]:
-    """Yield the cases whose bounds are below the incumbent's value, the lowest first; of equal bounds, in the order of the cases.
+    """Yield the cases whose bounds are below a limit, the lowest first; of equal bounds, in the order of the cases.
 
     Args:
         bounds: Each gives a lower bound of a case, the cheapest first. The highest of those so far counts.
-        best: The caller's incumbent, which changes between two cases.
-        enough: No case is yielded once the incumbent's value is at most this.
+        limit: Returns the value that bounds have to be below, mostly that of the incumbent. It may change between two cases.
     """
     queue = [(bounds[0](case), number, case, 1) for number, case in enumerate(cases)]
     heapq.heapify(queue)
-    while queue and queue[0][0] < best.value and enough < best.value:
+    while queue and queue[0][0] < limit():
         bound, number, case, known = heapq.heappop(queue)
         if known == len(bounds):
             yield case

@@ -246,7 +246,7 @@ class _BaselineSearch:
         for planner in (self.numbers.under(number, self.saving_policy) for number in numbers):
             with planner.clock("baselines"):
                 problems = self.problems(planner, meshes=meshes)
-                for problem in best_first(problems, [lambda p: p.least_bytes], least):
+                for problem in best_first(problems, [lambda p: p.least_bytes], lambda: least.value):
                     answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", UNPROVEN)
                     if answer.smallest is not None:
                         least.offer(answer.least_memory, (planner, problem, answer))
@@ -312,7 +312,7 @@ def _best_answer(
 ) -> tuple[Problem, Answer] | None:
     """Return the problem with the best plan that fits in less than `below` seconds, and its answer; None if none does."""
     best = Incumbent[tuple[Problem, Answer]](below)
-    for problem in best_first(problems, [lambda p: rough_bound(p, "time")], best):
+    for problem in best_first(problems, [lambda p: rough_bound(p, "time")], lambda: best.value):
         if no_plan_fits(problem, planner.budget):
             continue
         # Nobody asked to prove a baseline, and it says its gap. But prices of memory find only the ends of a mixture. Example: FSDP of
