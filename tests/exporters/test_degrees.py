@@ -16,10 +16,11 @@ import torch
 from planner_core.core import InputError, Plan, Replicate, Shard
 from planner_core.core.plan_json import plan_to_json
 from planner_core.exporters.api import export, export_text
-from planner_core.planning.methods import parse_layout
+from planner_core.exporters.targets import write_target
+from planner_core.planning.methods import TARGETS, parse_layout
 from planner_core.planning.pricing import Statement, read_setup
 from planner_core.planning.pricing.configs.tools import megatron
-from tests.exporters.test_targets import megatron_flags
+from tests.exporters.test_targets import megatron_flags, written
 from tests.support.plans import pricer
 
 FIELDS = {
@@ -119,14 +120,14 @@ def test_a_form_without_a_model_needs_no_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "text", "flags", "held"), [case[:4] for case in STATED])
 def test_megatron_is_told_of_context_and_experts(name: str, text: str, flags: dict[str, Any], held: bool) -> None:
     """Its flags state the layout again, as its reader reads them."""
-    made = export_text(of_layout(name, text), "megatron")
-    found = megatron_flags(made.text)
+    file, remarks, _ = write_target(TARGETS["megatron"], of_layout(name, text))
+    found = megatron_flags(file)
     assert {k: found.get(k) for k in flags} == flags
-    fields, notes = megatron.read_arguments(made.text, "exported")
+    fields, notes = megatron.read_arguments(file, "exported")
     again = megatron.read(fields, 16, notes)
     if held:
         assert again.layout == parse_layout(text) and not any("priced" in note for note in again.notes)
-    assert held or "the plan's weights are of stage 3" in " ".join(made.remarks)
+    assert held or "the plan's weights are of stage 3" in " ".join(remarks)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_megatron_is_told_of_context_and_experts(name: str, text: str, flags: di
 def test_torchtitans_options_are_read_again(name: str, text: str, tmp_path: Path) -> None:
     """`price --config` takes the file that the export writes: the same layout, batch and recomputation."""
     (tmp_path / "out.torchtitan").write_text(
-        export_text(with_policies(of_layout(name, text), "full", "full"), "torchtitan").text
+        written(with_policies(of_layout(name, text), "full", "full"), "torchtitan")
     )
     again = read_setup(tmp_path / "out.torchtitan", 16)
     assert again.layout == parse_layout(text)
@@ -248,7 +249,7 @@ def test_forms_without_such_axes_say_what_is_lost() -> None:
         ("llama-3-8b", "dp=2,cp=4,tp=2", "those ranks take samples of their own"),
         ("mixtral-8x7b", "dp=8,ep=8,tp=2", "here every rank has all of them"),
     ):
-        assert words in " ".join(export_text(of_layout(name, text), "parallelize_module").remarks)
+        assert words in " ".join(write_target(TARGETS["parallelize_module"], of_layout(name, text))[1])
 
 
 def test_megatrons_own_groups_are_those_of_the_mesh() -> None:
@@ -269,7 +270,7 @@ def test_megatrons_own_groups_are_those_of_the_mesh() -> None:
 def test_torchtitans_own_config_takes_context_and_experts(name: str, text: str, sizes: tuple[int, ...]) -> None:
     configs = pytest.importorskip("torchtitan.config.configs")
     tyro = pytest.importorskip("tyro")
-    lines = export_text(of_layout(name, text), "torchtitan").text.splitlines()
+    lines = written(of_layout(name, text), "torchtitan").splitlines()
     options = [x.replace("--parallelism.", "--").split() for x in lines if x.startswith("--parallelism.")]
     read = tyro.cli(configs.ParallelismConfig, args=[word for words in options for word in words])
     assert (read.fsdp_reshard_after_forward == "never") == ("zero=1" in text and "cp" not in text)
@@ -283,7 +284,7 @@ def test_torchtitans_own_config_takes_context_and_experts(name: str, text: str, 
 def test_megatron_core_takes_the_flags(name: str, text: str, flags: dict[str, Any]) -> None:
     """With megatron-core 0.16.1 (requirements-targets.txt)."""
     core = pytest.importorskip("megatron.core.transformer")
-    found = megatron_flags(export_text(of_layout(name, text), "megatron").text)
+    found = megatron_flags(written(of_layout(name, text), "megatron"))
     fields = {FIELDS[flag]: value for flag, value in found.items() if flag in FIELDS}
     config = core.TransformerConfig(**fields, params_dtype=torch.bfloat16, add_bias_linear=False)
     assert all(getattr(config, FIELDS[flag]) == value for flag, value in flags.items())

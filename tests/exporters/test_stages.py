@@ -21,11 +21,12 @@ from planner_core.cost import even_copies
 from planner_core.exporters.api import export_text
 from planner_core.exporters.configs.megatron import stage_layout
 from planner_core.exporters.nearest import price_file
-from planner_core.planning.methods import parse_layout
+from planner_core.exporters.targets import write_target
+from planner_core.planning.methods import TARGETS, parse_layout
 from planner_core.planning.pricing import Statement, read_text
 from planner_core.planning.pricing.configs.tools import megatron
 from planner_core.planning.pricing.configs.tools.megatron_stages import layers_of
-from tests.exporters.test_targets import megatron_flags
+from tests.exporters.test_targets import megatron_flags, written
 from tests.support.plans import pricer
 
 
@@ -202,11 +203,11 @@ def test_torchtitan_makes_the_stages_of_the_plan(layout: str, layers: int, same:
     them; the price was of 16."""
     plan = of_layout(layout, layers)
     assert plan.pipeline is not None
-    made = export_text(plan, "torchtitan")
-    dealt = dealt_by_torchtitan(made.text, layers)
+    text, remarks, _ = write_target(TARGETS["torchtitan"], plan)
+    dealt = dealt_by_torchtitan(text, layers)
     assert (dealt == plan.pipeline.copies) is same
-    assert any("layers in the plan, and" in r for r in made.remarks) is not same
-    priced = price_file(plan, made.text)
+    assert any("layers in the plan, and" in r for r in remarks) is not same
+    priced = price_file(plan, text)
     assert priced is not None and priced[0].pipeline is not None
     assert priced[0].pipeline.copies == dealt, "the price is of the file's stages"
 
@@ -238,7 +239,7 @@ def test_stages_are_read_as_torchtitan_deals_them(schedule: str) -> None:
 
 def test_layers_of_a_stage_change_the_price() -> None:
     plan = of_layout("dp=4,tp=2,sp,pp=2,vp=2,zero=1", 16)
-    text = export_text(plan, "torchtitan").text
+    text = written(plan, "torchtitan")
     files = [text.replace("layers_per_stage 4", f"layers_per_stage {n}") for n in (4, 2, 1)]
     priced = [price_file(plan, file) for file in files]
     assert [len(p[0].pipeline.copies) for p in priced if p and p[0].pipeline] == [4, 8, 16]
@@ -262,7 +263,7 @@ def test_torchtitan_is_given_zero_bubbles_as_it_runs_them() -> None:
     """The schedule is one of at least two stages a rank. It was written for one, which torchtitan refuses, and for two it was not read."""
     with pytest.raises(InputError, match="takes at least 2 stages of a rank"):
         export_text(of_layout("dp=4,tp=2,pp=2,schedule=zb"), "torchtitan")
-    text = export_text(of_layout("dp=4,tp=2,sp,pp=2,vp=2,schedule=zb,zero=1"), "torchtitan").text
+    text = written(of_layout("dp=4,tp=2,sp,pp=2,vp=2,schedule=zb,zero=1"), "torchtitan")
     read = read_text(text, "the file", 16, Path())
     assert (read.layout.schedule, read.layout.vp, read.notes) == ("zb", 2, ())
     replicas = text.replace("replicate_degree 1", "replicate_degree 2").replace("shard_degree 4", "shard_degree 2")

@@ -13,7 +13,7 @@ from planner_core.cost import schedule_ranks
 from planner_core.models import load_plan_graph
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
-from planner_core.verification.api import _format_stage, format_report, scaled, verify
+from planner_core.verification.api import _format_stage, scaled, verify
 from planner_core.verification.fake.pipeline import _run_all_ranks
 from planner_core.verification.stages import compare_ranks
 from tests.support.plans import pricer
@@ -101,11 +101,6 @@ def test_a_plan_for_a_tool_says_whose_peak_is_compared() -> None:
     memory = found["memory_bytes"]
     assert (memory["stack"], memory["of_stack"]) == ("megatron", plan.cost.memory_bytes["peak"])
     assert memory["of_stack"] != memory["predicted"]
-    assert (
-        f"of megatron, for which the plan is priced, its peak is {memory['of_stack'] / 2**30:.2f} GiB"
-        in format_report(found)
-    )
-    assert "stack" not in verify(of_layout("gpt2-xl", "dp=1,pp=2", 2, gpus=2), timeout_s=240)["memory_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +144,7 @@ def test_memory_of_every_rank_is_that_of_a_run(model: str, layout: str, seq: int
     they received a contiguous bias, of which each layer was to keep a copy, and its gradients were summed beside what a layer had freed."""
     plan = of_layout(model, layout, 3 if model == "t5-large" else 4, gpus, accumulate=8, seq=seq, micro_batch=1)
     found = verify(plan, timeout_s=240)
+    assert "stack" not in found["memory_bytes"], "the plan is for no tool"
     for row in found["stages"]:
         assert row["ok"] and row["memory_bytes"]["rel_error"] < 0.008, (row["rank"], row["memory_bytes"])
 
@@ -175,11 +171,10 @@ def _count_recordings(plan: Plan) -> tuple[int, int]:
 
 
 def test_a_fake_run_records_once_for_all_ranks() -> None:
-    """One pass with the samples of a rank, and one with those of all: not once more for each of four ranks."""
-    plan = of_layout("llama-3-8b", "dp=1,tp=1,pp=4")
-    assert run_ranks(_count_recordings, 1, (plan,), backend=None) == [[1, 4]]
-    sharded = of_layout("llama-3-8b", "fsdp=2,pp=2")
-    assert run_ranks(_count_recordings, 1, (sharded,), backend=None) == [[2, 2]]
+    """One pass with the samples of a rank, and one with those of all: not once more for each rank."""
+    for layout, passes in (("pp=2", 1), ("fsdp=2,pp=2", 2)):
+        plan = of_layout("llama-3-8b", layout, 2, gpus=2 * passes)
+        assert run_ranks(_count_recordings, 1, (plan,), backend=None) == [[passes, 2]]
 
 
 def _as_scheduled(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
