@@ -19,11 +19,10 @@ from planner_core.core.errors import InputError, PlannerError
 from planner_core.core.files import ASSETS
 from planner_core.core.plan.plan import block_patterns
 from planner_core.core.plan_json import plan_from_json, plan_to_json
-from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.planner import USABLE_MEMORY
 from planner_core.planning.request import Request
 from planner_core.verification.static import check_rules
-from tests.support.plans import searched
+from tests.support.plans import planned, searched
 
 Path = tuple[Any, ...]
 CASES = [
@@ -43,11 +42,6 @@ CASES = [
     Request("resnet50-100k", cluster="1x4-a100-pcie", mesh="4"),
     Request("gpt2-xl", cluster="1x8-h100", recompute="full", zero=0),
 ]
-
-
-@cache
-def planned(request: Request) -> Result:
-    return plan_model(request)
 
 
 @cache

@@ -123,7 +123,7 @@ def _compiled(plan_file: str) -> list[Any]:
 
     found = []
     for options in (False, {"fullgraph": True, "backend": "aot_eager"}):
-        model = shardscope.apply(OwnGPT(layers=4), shardscope.load_plan(plan_file), compile=options)
+        model = shardscope.apply(OwnGPT(layers=3), shardscope.load_plan(plan_file), compile=options)
         for micro in range(2):
             model(*own_model.batch(micro), global_batch=True).backward()
         parallel = applied(model)
@@ -137,11 +137,13 @@ def _compiled(plan_file: str) -> list[Any]:
     tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_COMPILED,
     reason="blocks are compiled with newer versions",
 )
-@pytest.mark.parametrize("name", ["Megatron-LM + sequence parallel", pytest.param("FSDP", marks=pytest.mark.slow)])
-def test_blocks_compile_as_whole_graphs_and_once_for_all_copies(name: str, tmp_path: Any) -> None:
-    """Four copies of a block, and the parts before and behind: no more graphs than for two copies."""
-    plans = {p.name: p for p in shardscope.plan(OwnGPT(layers=4), inputs=own_model.batch(0), cluster=TWO).plans}
-    shardscope.save_plan(plans[name], tmp_path / "plan")
+@pytest.mark.parametrize("layout", ["tp=2,sp", pytest.param("fsdp=2", marks=pytest.mark.slow)])
+def test_blocks_compile_as_whole_graphs_and_once_for_all_copies(layout: str, tmp_path: Any) -> None:
+    """Three copies of a block, and the parts before and behind: no more graphs than for two copies."""
+    stated = {"layout": layout, "cluster": TWO, "advise": False}
+    plan = shardscope.price(OwnGPT(layers=3), inputs=own_model.batch(0), **stated).plan
+    assert plan is not None
+    shardscope.save_plan(plan, tmp_path / "plan")
     error, graphs = run_ranks(_compiled, 2, (str(tmp_path / "plan"),))[0]
     assert error < 1e-5 and graphs <= 4
 

@@ -18,7 +18,7 @@ SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 32,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "num_local_experts": 4,
