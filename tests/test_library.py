@@ -29,6 +29,7 @@ from tests.support import own_model
 from tests.support.own_model import OwnGPT
 from tests.support.plans import own_planned
 from tests.support.ranks import run_ranks
+from tests.support.terms import terms
 from tests.support.tiny_models import TEXT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -432,5 +433,6 @@ def test_a_config_in_memory_is_planned_as_its_file(options: dict[str, Any], tmp_
 
 
 def test_adapters_beside_code_are_refused() -> None:
-    with pytest.raises(shardscope.InputError, match="lora=4 puts adapters into a model from a config"):
+    with pytest.raises(shardscope.InputError) as refused:
         shardscope.plan(nn.Linear(4, 4), inputs=torch.randn(8, 4), lora=4)
+    assert terms(refused.value) == [("lora", 4), ("lora", None)]

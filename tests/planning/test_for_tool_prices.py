@@ -13,7 +13,7 @@ import pytest
 
 from planner_core.core import Plan, divisors, load_cluster
 from planner_core.exporters.api import export_text
-from planner_core.planning import Request, plan_model
+from planner_core.planning import Request, plan_model, prepare_planner
 from planner_core.planning.methods import TARGETS
 from planner_core.planning.pipeline import PASSES
 from planner_core.planning.pricing import PricedRun, Pricer, price_statement, read_setup
@@ -81,7 +81,7 @@ def test_a_tools_plan_is_its_exported_file(tool: str, changes: dict[str, Any], t
 def test_a_stated_stack_counts_instead_of_the_tools() -> None:
     """Kernels that a request states count on the tool's stack, as options beside a tool's file do."""
     own, torch, kernel = (
-        plan_model(replace(ASKED, tool="megatron", recompute="none", accumulate=1, **changes), passes={}).workload
+        prepare_planner(replace(ASKED, tool="megatron", accumulate=1, **changes).with_tool_software()).workload
         for changes in ({}, {"stack": "torch"}, {"attention": "softmax"})  # type: ignore[dict-item]
     )
     assert (own.stack, torch.stack) == ("megatron", "torch")

@@ -41,7 +41,7 @@ def count_estimates(request: Request, monkeypatch: pytest.MonkeyPatch) -> tuple[
     ],
     ids=lambda r: r.model,
 )
-@pytest.mark.slow(only=("t5-large",))
+@pytest.mark.slow(only=("t5-large", "mixtral-8x7b"))
 def test_no_layout_is_estimated_below_its_bound(request_: Request) -> None:
     """A bound above an estimate would leave out the layout of the shortest step."""
     planner = prepare_planner(request_)
