@@ -70,7 +70,7 @@ def against(planner: Planner, usual: Method) -> dict[str, Any] | None:
     for mesh in candidate_meshes(planner.request, planner.cluster):
         restrict = usual.restrict(planner.graph, mesh)
         if restrict is not None:
-            problem = planner.problem(mesh, restrict, zero=usual.zero)
+            problem = planner.problem(planner.cost_model(mesh, zero=usual.zero), restrict)
             answer = search_within_budget(problem)
             if answer.assignment is not None and (best is None or answer.value < best[1].value):
                 best = problem, answer
@@ -79,7 +79,7 @@ def against(planner: Planner, usual: Method) -> dict[str, Any] | None:
     problem, answer = best
     # of its plans as fast, the one that communicates least
     least = search_within_budget(problem, objective="communication")
-    free = planner.problem(problem.model.mesh, zero=usual.zero)
+    free = planner.problem(planner.cost_model(problem.model.mesh, zero=usual.zero))
     ours = search_within_budget(free, objective="communication", budget=memory_bytes(least.assignment))
     if least.value < ours.value:  # a baseline's plan is a plan of the free space too
         ours = replace(ours, assignment=least.assignment, value=least.value)

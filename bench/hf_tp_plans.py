@@ -118,7 +118,7 @@ def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
         rules = vendor_rules(graph, mesh, free=free)
         if rules is None:
             return {"outcome": "names nothing"}
-        problem = planner.problem(mesh, rules, zero=0)
+        problem = planner.problem(planner.cost_model(mesh, zero=0), rules)
         answer = search_within_budget(problem, objective="communication")
         if answer.assignment is None:
             return {"outcome": f"{who}: no plan"}

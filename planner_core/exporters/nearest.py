@@ -234,7 +234,7 @@ def megatron_alternatives(plan: Plan) -> list[tuple[Plan, FormCost]]:
             (is_used_in_parts,) if one_axis else (sums_gradient_whole, is_used_in_parts),
             ranks=1 if one_axis else mesh.axis_sizes[0],
         )
-        problem = planner.problem(mesh, rules, zero=0)
+        problem = planner.problem(planner.cost_model(mesh, zero=0), rules)
         result = search_within_budget(problem, objective="time")
         if result.assignment is not None:
             plans.append(planner.plan(problem, result, "Megatron-LM", "export", "time"))

@@ -405,7 +405,7 @@ def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
         size = chosen.mesh.axis_sizes[-1]
     mesh = DeviceMesh(axis_names(2), (n // size, size)) if size < n else DeviceMesh(axis_names(1), (n,))
     restrict = DataAxis(planner.graph) if size < n else None
-    problem = planner.problem(mesh, restrict, zero=0)
+    problem = planner.problem(planner.cost_model(mesh, zero=0), restrict)
     whole = solve_folded(problem, make_objective(problem, "communication"))
     by_block = []
     for name, repeats in planner.graph.num_repeats.items():

@@ -28,7 +28,8 @@ def shown(**values: int) -> dict[str, float]:
 
 
 def test_ways_of_one_copy_are_the_product_of_what_each_part_may_be() -> None:
-    problem = placing.on_neighbours(LLAMA, 4).problem(DeviceMesh(("gpus",), (4,)), zero=3)
+    planner = placing.on_neighbours(LLAMA, 4)
+    problem = planner.problem(planner.cost_model(DeviceMesh(("gpus",), (4,)), zero=3))
     sizes = problem.first_variant("LlamaDecoderLayer").sizes.values()
     found = shown(t=4)
     assert found["ways"] == pytest.approx(math.log10(math.prod(sizes)))

@@ -62,7 +62,7 @@ def test_no_gap_in_time_is_said_from_a_bound_of_bytes(asked: tuple[Result, str, 
 def test_a_plan_that_sends_nothing_has_no_gap_of_bytes() -> None:
     """Its value and its bound are what breaks ties: their gap is one of seconds."""
     planner = prepare_planner(Request("gpt2-xl", cluster="2x8-h100", layers=2, method="tap"))
-    problem = planner.problem(DeviceMesh(("a",), (16,)), zero=0, uniform=True, by_volume=True)
+    problem = planner.problem(planner.cost_model(DeviceMesh(("a",), (16,)), zero=0, by_volume=True), uniform=True)
     answer = search_within_budget(problem, objective="communication")
     plan = planner.plan(problem, replace(answer, bound=0.9 * answer.value), "best", "tap", "communication")
     assert not plan.cost.comm_time_s and plan.optimal and plan_summary(plan)["bound_bytes"] == 0

@@ -13,7 +13,8 @@ import pytest
 import planner_core as shardscope
 from explorer.text import glossary
 from planner_core.cli.main import _pick_plan, main
-from planner_core.core import DeviceMesh, InputError, NoPlanFits, Pipeline, PlanRole
+from planner_core.core import InputError, NoPlanFits, Pipeline, PlanRole
+from planner_core.cost import CostModel
 from planner_core.planning import (
     FIRST_PASSES,
     Request,
@@ -35,7 +36,7 @@ from planner_core.planning.fitting.front import (
 )
 from planner_core.planning.methods import BASELINES
 from planner_core.planning.pipeline import PASSES, add_trade_offs
-from planner_core.planning.planner import Planner
+from planner_core.planning.planner.networks import Networks
 from planner_core.planning.result import append_staged
 from planner_core.search import least_seconds_within
 from planner_core.search.algebra import TooWide
@@ -105,15 +106,15 @@ def test_no_trade_off_is_proven_where_a_mesh_was_left_out(monkeypatch: pytest.Mo
     request = Request(model="llama-3-8b", layers=2, cluster="1x8-h100")
     planner = prepare_planner(request)
     options = candidate_meshes(request, planner.cluster)
-    build = Planner.problem
+    build = Networks.problem
 
-    def too_wide(self: Planner, mesh: DeviceMesh, *args: Any, **kwargs: Any) -> Problem:
-        if len(mesh.axis_sizes) > 1:
+    def too_wide(self: Networks, model: CostModel, *args: Any, **kwargs: Any) -> Problem:
+        if len(model.sizes) > 1:
             raise TooWide(1e9)
-        return build(self, mesh, *args, **kwargs)
+        return build(self, model, *args, **kwargs)
 
     assert any(p.optimal for p in unseen_corners(planner, options, []))
-    monkeypatch.setattr(Planner, "problem", too_wide)
+    monkeypatch.setattr(Networks, "problem", too_wide)
     corners = unseen_corners(planner, options, [])
     assert corners and not any(p.optimal or p.bound for p in corners)
     assert all("no bound" in str(p.notes[0]) for p in corners)

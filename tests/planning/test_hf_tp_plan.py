@@ -74,7 +74,7 @@ def theirs_and_ours(graph: Graph, gpus: int = 8) -> tuple[Plan, float, float]:
     mesh = candidate_meshes(request, planner.cluster)[0]
     found = []
     for free in (False, True):
-        problem = planner.problem(mesh, vendor_rules(graph, mesh, free=free), zero=0)
+        problem = planner.problem(planner.cost_model(mesh, zero=0), vendor_rules(graph, mesh, free=free))
         answer = search_within_budget(problem, objective="communication")
         assert answer.assignment is not None
         plan = planner.plan(problem, answer, "hf-expert", "hf-expert", "communication")
@@ -122,7 +122,7 @@ def test_rules_share_on_one_mesh_only_what_they_agree_on() -> None:
     request = Request(model=graph.name, cluster="1x4-a100-pcie", mesh="4")
 
     def states(planner: Planner, rules: Restriction | None) -> dict[str, list[int]]:
-        problem = planner.problem(DeviceMesh(("tensor",), (4,)), rules, zero=0)
+        problem = planner.problem(planner.cost_model(DeviceMesh(("tensor",), (4,)), zero=0), rules)
         units = {"": problem.top, **{name: problem.first_variant(name) for name in problem.blocks}}
         return {name + v: list(alive) for name, unit in units.items() for v, alive in unit.alive.items()}
 

@@ -166,7 +166,7 @@ def test_a_layer_that_reads_the_stream_is_split_by_output_features(
     planner = plans("llama-3-8b", 2)[0]
     rules = _InputFeatures(planner.graph, (stream,), (is_used_in_parts,))
     rules.layer = layer
-    problem = planner.problem(candidate_meshes(planner.request, planner.cluster)[0], rules, zero=0)
+    problem = planner.problem(planner.cost_model(candidate_meshes(planner.request, planner.cluster)[0], zero=0), rules)
     assert problem.is_infeasible != is_row
 
 

@@ -167,7 +167,7 @@ def test_the_least_communication_is_that_of_the_first_number_that_fits(asked: di
 def test_the_value_of_a_plan_is_that_of_its_search(method: str) -> None:
     planner = prepare_planner(replace(ASKED, method=method, accumulate=2, recompute="none"))
     how, mesh = METHODS[method], candidate_meshes(planner.request, planner.cluster)[1]
-    problem = planner.problem(mesh, zero=how.zero, uniform=how.uniform, by_volume=how.by_volume)
+    problem = planner.problem(planner.cost_model(mesh, zero=how.zero, by_volume=how.by_volume), uniform=how.uniform)
     objective = how.objective or "time"
     answer = search_within_budget(problem, objective=objective)
     plan = planner.plan(problem, answer, "best", method, objective)

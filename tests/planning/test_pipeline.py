@@ -204,16 +204,12 @@ def test_a_network_is_built_once_for_what_decides_it() -> None:
     mesh = DeviceMesh(("outer", "inner"), (2, 8))
     first = planner.problem(mesh)
     assert planner.problem(mesh) is planner.problem(DeviceMesh(("data", "tensor"), (2, 8))) is first
-    changes: tuple[dict[str, Any], ...] = (
-        {"zero": 0},
-        {"by_volume": True},
-        {"usual": True},
-        {"uniform": True},
-    )
+    changes: tuple[dict[str, Any], ...] = ({"zero": 0}, {"by_volume": True}, {"usual": True})
     rank = DeviceMesh(("outer", "inner"), (2, 4))
-    of_ranks = [planner.problem(rank, pipe=PipelineAxis(2, outer)) for outer in (0, 2)]
+    of_ranks = [planner.problem(planner.cost_model(rank, pipe=PipelineAxis(2, outer))) for outer in (0, 2)]
     of_stages = planner.of_space(parse_layout("dp=2,tp=8,zero=1").space())
-    problems = [first, of_stages, *(planner.problem(mesh, **change) for change in changes), *of_ranks]
+    changed = [planner.problem(planner.cost_model(mesh, **change)) for change in changes]
+    problems = [first, of_stages, planner.problem(mesh, uniform=True), *changed, *of_ranks]
     assert len({id(p) for p in problems}) == len(problems)
     assert len(planner.networks.tables) == len(problems) - 1, "equal copies are a restriction of the same network"
     assert len(planner.networks.runs) == 5, "ZeRO changes no block"
@@ -256,14 +252,11 @@ def test_a_mesh_that_was_searched_in_part_leaves_the_proof_open(monkeypatch: pyt
     assert best.optimal
     build = Planner.problem
 
-    def in_part(self: Planner, mesh: DeviceMesh, *args: Any, **options: Any) -> Problem:
-        problem = build(self, mesh, *args, **options)
-        (whole,) = [
-            nets
-            for (model, least), nets in self.networks.tables.items()
-            if model.sizes == mesh.axis_sizes and not least
-        ]
-        return problem if mesh.axis_sizes == best.mesh.axis_sizes else replace(problem, unrestricted=whole)
+    def in_part(self: Planner, *args: Any, **options: Any) -> Problem:
+        problem = build(self, *args, **options)
+        sizes = problem.model.sizes
+        (whole,) = [nets for (model, least), nets in self.networks.tables.items() if model.sizes == sizes and not least]
+        return problem if sizes == best.mesh.axis_sizes else replace(problem, unrestricted=whole)
 
     monkeypatch.setattr(Planner, "problem", in_part)
     monkeypatch.setattr(mesh_search, "bound_of_whole_space", lambda *args: best.cost.step_time_s / 2)

@@ -148,7 +148,7 @@ def test_a_range_takes_what_its_stage_takes() -> None:
     asked = Request("llama-3-8b", cluster="2x8-h100", batch=32, seq=2048, accumulate=8, layers=8, zero=1)
     planner = prepare_planner(asked)
     d = PipelineDegrees(2, 1, 4, 2, 1, 8)
-    problem = planner.problem(d.mesh, uniform=True, pipe=d.pipe)
+    problem = planner.problem(planner.cost_model(d.mesh, pipe=d.pipe), uniform=True)
     found = search_within_budget(problem, objective="time")
     assert found.assignment is not None
     blocks, ends = make_block_plans(problem, found.assignment), ops_at_the_ends(planner.coarse)
@@ -179,7 +179,10 @@ def test_no_cut_is_better_where_embedding_and_head_are_tied(stages: int, micro_b
             zero=1,
         )
     )
-    problem, ends = planner.problem(d.mesh, uniform=True, pipe=d.pipe), ops_at_the_ends(planner.coarse)
+    problem, ends = (
+        planner.problem(planner.cost_model(d.mesh, pipe=d.pipe), uniform=True),
+        ops_at_the_ends(planner.coarse),
+    )
     found = search_within_budget(problem, objective="time")
     assert found.assignment is not None
     blocks = make_block_plans(problem, found.assignment)
@@ -234,7 +237,7 @@ def test_an_interleaved_cut_is_refused_by_the_bound_of_its_price() -> None:
     """Sums over pieces give the bound that the price of the cut has, but for hosts, so a cut that is too slow is never priced."""
     asked = Request("llama-3-8b", cluster="2x8-h100", batch=32, seq=2048, accumulate=8, layers=8, zero=1)
     planner, d = prepare_planner(asked), PipelineDegrees(2, 2, 4, 2, 1, 8)
-    problem = planner.problem(d.mesh, uniform=True, pipe=d.pipe)
+    problem = planner.problem(planner.cost_model(d.mesh, pipe=d.pipe), uniform=True)
     found = search_within_budget(problem, objective="time")
     assert found.assignment is not None
     blocks = make_block_plans(problem, found.assignment)

@@ -39,7 +39,7 @@ def fresh(
     """Makes the same problem anew, with nothing kept of earlier searches."""
     planner = prepare_planner(Request(model, cluster=cluster, layers=layers, batch=8 * 2, recompute=recompute))
     mesh = DeviceMesh(axis_names(len(sizes)), sizes)
-    return lambda: planner.changed().problem(mesh, zero=zero)
+    return lambda: planner.changed().problem(planner.cost_model(mesh, zero=zero))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-zero{case[3]}")
@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_not_looked_for_twice(monkeypatch: pytest.MonkeyPat
     """Sums are within the budget and no peak is, since sums do not hold the buffers of gathered weights. Example: Llama-3.1-405B on 100 000
     GPUs has 31 such meshes with one micro-batch, and each took as long again below the plan of two micro-batches."""
     planner = prepare_planner(Request("llama-3-8b", cluster="2x8-h100", layers=4, batch=16))
-    problem, budgets = planner.problem(DeviceMesh(("world",), (16,)), zero=3), list[float]()
+    problem, budgets = planner.problem(planner.cost_model(DeviceMesh(("world",), (16,)), zero=3)), list[float]()
     least = find_least_memory(problem)
     assert least is not None
     budget = 1.02 * memory_bytes(least)

@@ -87,7 +87,7 @@ def arrange_megatron(learner: Learner, devices: int, sequence: bool) -> Arranged
     planner, mesh = placing.on_neighbours(learner, devices), DeviceMesh(("tensor",), (devices,))
     method = BASELINES["megatron-sp" if sequence else "megatron"]
     restrict = method.restrict(planner.graph, mesh)
-    problem = planner.problem(mesh, restrict, zero=0) if restrict else None
+    problem = planner.problem(planner.cost_model(mesh, zero=0), restrict) if restrict else None
     return _search_and_arrange(planner, problem, name, method.shown_plan, "time") if problem else None
 
 
@@ -111,7 +111,7 @@ def arrange_by_hand(learner: Learner, devices: int, letters: tuple[str, ...]) ->
     full = [block.values[w].name for w in weight_matrices(block)]
     planner = placing.on_neighbours(learner, devices)
     placed = placing.PlacedBlock(name, block, dict(zip(full, letters, strict=True)))
-    problem = planner.problem(DeviceMesh(("tensor",), (devices,)), placed, zero=0, uniform=True)
+    problem = planner.problem(planner.cost_model(DeviceMesh(("tensor",), (devices,)), zero=0), placed, uniform=True)
     return _search_and_arrange(planner, problem, name, "Placed by hand", "communication")
 
 

@@ -84,4 +84,4 @@ def _make_problem(learner: Learner, devices: int, method: str, keeping: StepSett
     planner = learner.planner.changed(cluster=learner.cluster.with_sizes(devices), workload=workload)
     mesh = DeviceMesh(("tensor",), (devices,))
     restrict = BASELINES[method].restrict(planner.graph, mesh) if method else None
-    return planner.problem(mesh, restrict, zero=0) if restrict or not method else None
+    return planner.problem(planner.cost_model(mesh, zero=0), restrict) if restrict or not method else None

@@ -126,7 +126,8 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
     stage = plan.workload.zero
     # A plan of stage 3 may have lower ones where the request leaves the stage open.
     zero = stage if stage < max(ZERO) else None
-    free = planner.problem(plan.mesh, zero=zero)
+    costs = planner.cost_model(plan.mesh, zero=zero)
+    free = planner.problem(costs)
     for weight, placements in changes.items():
         if weight not in weights:
             raise InputError(
@@ -146,7 +147,7 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
     # An edit may contradict a baseline's rules for the other weights, or those for activations: then it is planned without them.
     tries: tuple[AxisRules | None, ...] = (*(_baseline_rules(planner.graph, plan, changes) if keep else ()), None)
     for rules in tries:
-        problem = planner.problem(plan.mesh, Pin(planner.graph, stored, rules), zero=zero)
+        problem = planner.problem(costs, Pin(planner.graph, stored, rules))
         answer = planner.solve(problem, planner.request.objective)
         if answer.assignment is not None:
             break

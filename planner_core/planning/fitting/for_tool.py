@@ -271,7 +271,7 @@ def follow_tp_layout(
     """Return the best plan on a mesh that shards layers on the tensor axis as `layout` says; None if there is none. The other arguments are
     those of `PairForm`, `form_rules` and the plan."""
     rules = form_rules(planner.graph, mesh, layout, stage=stage, sequence=sequence, alone=alone)
-    problem = planner.problem(mesh, rules, zero=stage, usual=True)
+    problem = planner.problem(planner.cost_model(mesh, zero=stage, usual=True), rules)
     if problem.is_infeasible:
         return None
     answer = planner.solve(problem, "time")

@@ -151,32 +151,25 @@ class Planner:
             return []
         # A method with the highest stage leaves the stage to the request.
         zero = method.zero if method.zero < max(ZERO) else None
-        return [
-            functools.partial(
-                self.problem, mesh, restrict, zero=zero, uniform=method.uniform, by_volume=method.by_volume
-            )
-        ]
+        model = self.cost_model(mesh, zero=zero, by_volume=method.by_volume)
+        return [functools.partial(self.problem, model, restrict, uniform=method.uniform)]
 
-    def problem(
+    def cost_model(
         self,
         mesh: DeviceMesh,
-        restrict: Restriction | None = None,
         *,
         zero: int | None = None,
-        uniform: bool = False,
         by_volume: bool = False,
         usual: bool = False,
         pipe: PipelineAxis = ONE_RANK,
-        at_least: bool = False,
-    ) -> Problem:
-        """Build the folded cost network on one mesh. Raises TooWide.
+    ) -> CostModel:
+        """Return the costs of a search on one mesh.
 
         Args:
             zero: The ZeRO stage that weights may have instead of stage 0; None: that of the request, which may leave it open.
             by_volume: A byte costs the same on every axis.
             usual: Of runs as tools start them, whose products do not run in chunks.
             pipe: The axis of a pipeline, of one of whose ranks it is the mesh.
-            at_least: Its sums of memory are of no plan above the simulated peak.
         """
         workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
         workload = replace(workload, chunks=1) if usual or by_volume else workload
@@ -188,7 +181,20 @@ class Planner:
             # One network holds all stages: each weight has one on each axis, and a weight's states are eliminated first. So it takes
             # hardly longer than with one stage, and also finds plans that gather some weights once a step and others at each use.
             model = replace(model, stages=ZERO)
-        model = _with_equal_links(model) if by_volume else model
+        return _with_equal_links(model) if by_volume else model
+
+    def problem(
+        self,
+        where: DeviceMesh | CostModel,
+        restrict: Restriction | None = None,
+        *,
+        uniform: bool = False,
+        at_least: bool = False,
+    ) -> Problem:
+        """Build the folded cost network on one mesh, at the request's costs there, or at costs of its own (`cost_model`).
+
+        `at_least`: its sums of memory are of no plan above the simulated peak. Raises TooWide."""
+        model = self.cost_model(where) if isinstance(where, DeviceMesh) else where
         # The base class forbids nothing: its network is the one without a restriction, which is kept for the next caller.
         forbids_nothing = type(restrict) is Restriction
         with self.clock("network"):
@@ -223,7 +229,7 @@ class Planner:
         """Return the folded cost network of one combination of degrees. Raises TooWide."""
         with self.clock("network"):
             restrict = space.restriction(self.graph)
-            return self.networks.problem(self.model_of_space(space), restrict, uniform, at_least=at_least)
+        return self.problem(self.model_of_space(space), restrict, uniform=uniform, at_least=at_least)
 
     def model_of_space(self, space: Space) -> CostModel:
         """Return the costs of one combination of degrees as tools run it, whose products do not run in chunks."""

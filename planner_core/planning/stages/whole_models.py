@@ -104,7 +104,7 @@ class WholeModels:
         layout = layout_of_tool(self.form, d) if self.form else None
         try:
             if layout is None:
-                problem = planner.problem(d.mesh, uniform=uniform, pipe=d.pipe, at_least=at_least)
+                problem = planner.problem(planner.cost_model(d.mesh, pipe=d.pipe), uniform=uniform, at_least=at_least)
             elif unsearchable_faults(planner.graph, layout):
                 return None
             else:

@@ -67,7 +67,7 @@ def make_problem(learner: Learner, devices: int) -> tuple[Problem, float]:
     planner = placing.on_neighbours(learner, devices)
     # one stage, FSDP's if the learner leaves it open: tables of all stages are larger, and their proof takes longer than a page may
     zero = 3 if learner.request.zero is None else None
-    return planner.problem(DeviceMesh(("gpus",), (devices,)), zero=zero), planner.budget
+    return planner.problem(planner.cost_model(DeviceMesh(("gpus",), (devices,)), zero=zero)), planner.budget
 
 
 def then(a: Floats, b: Floats) -> Floats:

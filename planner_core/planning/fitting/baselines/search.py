@@ -288,7 +288,8 @@ class _BaselineSearch:
             restrict = self.rules(planner.graph, mesh)
             self._bounds_s[key] = math.inf if restrict is None else self.bound_s(less_work, mesh)
             if self._bounds_s[key] < below:
-                self._problems[key] = problem = planner.problem(mesh, restrict, zero=zero, usual=True)
+                costs = planner.cost_model(mesh, zero=zero, usual=True)
+                self._problems[key] = problem = planner.problem(costs, restrict)
                 self._bounds_s[key] = rough_bound(problem, "time")
         return [self._problems[key] for mesh in meshes if (key := (id(planner), mesh)) in self._problems]
 
