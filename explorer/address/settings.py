@@ -251,11 +251,7 @@ def model_title(name: str) -> str:
 
 
 def build_request(values: Mapping[str, Value]) -> Request:
-    """Return the request to the planner.
-
-    Micro-batches and recomputation are left to a search for the least step time alone: a search for the least communication, as the
-    papers' methods are, would split the step into as many parts as there are.
-    """
+    """Return the request to the planner."""
     fixed = str(values["model"]).startswith(EXPORTED_PREFIX)
     for_time = values["method"] == "exact" and values["objective"] == "time"
     return Request(
@@ -268,10 +264,10 @@ def build_request(values: Mapping[str, Value]) -> Request:
         precision=values["precision"],
         optimizer=values["optimizer"],
         zero=None if values["zero"] == AUTO else values["zero"],
-        recompute=values["recompute"] if for_time or values["recompute"] != "auto" else "none",
+        recompute=values["recompute"],
         chunks=values["chunks"],
         offload=values["moments"] == "host",
-        accumulate=values["accumulate"] if for_time else values["accumulate"] or 1,
+        accumulate=values["accumulate"],
         memory_gb=values["memory"],
         layers=values["layers"],
         method=values["method"],

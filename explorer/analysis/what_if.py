@@ -37,7 +37,7 @@ from planner_core.planning import (
     rare_collections,
     usable_bytes,
 )
-from planner_core.planning.methods import BASELINES
+from planner_core.planning.methods import BASELINES, METHODS
 from planner_core.planning.pricing import name_throughput
 
 CHANGEABLE = ("batch", "seq", "dtype", "precision", "optimizer", "zero", "recompute", "nodes", "gpus", "intra", "inter")
@@ -67,6 +67,10 @@ def best_plan(request: Request, graph: GraphSource = None, say: Progress = lambd
     """Find the best plan alone; raises PlannerError as `plan_model` does."""
     with _wait_for_turn(say):
         try:
+            if METHODS[request.method].describe_aim(request.objective) is not None:
+                return plan_model(
+                    request, graph, say, passes={}
+                ).searched  # in as many micro-batches as the plan of least time
             searched = choose_micro_batches(request, graph, say)
             if not searched[1].cost.host_wait_s:
                 return searched[1]

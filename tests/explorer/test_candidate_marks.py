@@ -114,7 +114,9 @@ def test_a_pin_holds_its_settings() -> None:
     assert "batch 32" in told and "4 nodes" in told and "recomputation as needed" in told
 
 
-def test_only_a_search_for_time_chooses_micro_batches_and_recomputation() -> None:
+def test_micro_batches_and_recomputation_are_open_as_they_are_for_the_command_line() -> None:
+    """Of methods the page took one micro-batch without recomputation, where `compare` takes those of the best plan: of Llama-3-70B on 32
+    GPUs Alpa-like fitted in the one and not in the other."""
     asked = {
         k: settings.build_request(settings.parse_query(a)[0])
         for k, a in {
@@ -124,8 +126,7 @@ def test_only_a_search_for_time_chooses_micro_batches_and_recomputation() -> Non
             "told": {"method": "tap", "accumulate": "4", "recompute": "full"},
         }.items()
     }
-    assert (asked["time"].accumulate, asked["time"].recompute) == (None, "auto")
-    assert all((asked[k].accumulate, asked[k].recompute) == (1, "none") for k in ("tap", "communication"))
+    assert all((asked[k].accumulate, asked[k].recompute) == (None, "auto") for k in ("time", "tap", "communication"))
     assert (asked["told"].accumulate, asked["told"].recompute) == (4, "full")
 
 

@@ -342,3 +342,11 @@ def test_a_search_draws_now_and_then_so_that_a_newer_edit_ends_it(monkeypatch: p
     asked = Request("bert-large", layers=2, cluster="1x8-h100")
     plan_model(asked, None, reports.append, passes={"baselines": FIRST_PASSES["baselines"]})
     assert sum(text.startswith("baselines: ") for text in reports) >= 4, "each takes tenths of a second"
+
+
+def test_a_method_has_the_plan_here_that_it_has_everywhere() -> None:
+    """With micro-batches and recomputation of its own, TAP would do all work on all GPUs."""
+    asked = Request("gpt2-xl", cluster="1x4-h100", layers=2, batch=16, method="tap", recompute="auto", accumulate=None)
+    here, there = whatif.best_plan(asked), plan_model(asked, passes={}).best
+    assert (here.mesh, here.cost.step_time_s, here.accumulate) == (there.mesh, there.cost.step_time_s, there.accumulate)
+    assert here.workload.recompute == "none"

@@ -17,7 +17,10 @@ from planner_core.cost import IDLE, axis_roles
 from planner_core.planning import METHODS, Request, Result
 from planner_core.planning.analysis import count_spaces
 
-FAIRNESS_NOTE = "TAP, TAPS, ATP and Alpa-like make traffic least, not the step: without recomputation, ZeRO or a choice of micro-batches."
+FAIRNESS_NOTE = (
+    "TAP, TAPS, ATP and Alpa-like make traffic least, not the step: without ZeRO, "
+    "with the best plan’s micro-batches and recomputation."
+)
 IDLE_NOTE = " Along an idle axis all GPUs do the same work: a method may repeat work to send less."
 
 
