@@ -35,7 +35,6 @@ from planner_core.planning.methods import (
     TpLayout,
     find_tool,
     form_rules,
-    list_switches,
     may_split_tokens,
     megatron_fault,
     splittable_layers,
@@ -201,7 +200,7 @@ def _list_uniform_requests(request: Request) -> Iterator[Request]:
     plugins = {name: summed for name, summed in TOOLS[tool].plugins.items() if gradients in (None, summed)}
     for name, summed in {tool: gradients, **plugins}.items():
         one = replace(request, tool=name, stack=stack, gradients=summed).with_tool_software()
-        for recompute in list_switches(name) if request.recompute == "auto" else (request.recompute,):
+        for recompute in TOOLS[name].recomputations if request.recompute == "auto" else (request.recompute,):
             yield replace(one, recompute=recompute)
 
 

@@ -72,7 +72,6 @@ from planner_core.planning.methods.tools import (
     find_tool,
     linear_biases,
     list_layouts,
-    list_switches,
     megatron_fault,
     note_recompute,
     tool_spaces,

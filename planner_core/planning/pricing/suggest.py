@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from planner_core.core import Cluster, Plan, PlannerError, Sentence, named
-from planner_core.planning.methods import CP_TYPES, TOOLS, Layout, list_schedules, list_switches, tool_stages
+from planner_core.planning.methods import CP_TYPES, TOOLS, Layout, list_schedules
 from planner_core.planning.pricing.price import Pricer
 from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.stages import may_gain_much
@@ -70,7 +70,8 @@ def list_changes(stated: Statement, node: int, kernels: Collection[str]) -> Iter
     """Yield every single change to try, with its description. `node`: GPUs of a node. `kernels`: attention kernels that run on the GPU."""
     yield from _micro_batch_changes(stated)
     # A stack that is a tool's is of a run by that tool, which can be told few of them.
-    allowed = list_switches(stated.stack) if stated.stack in TOOLS else RECOMPUTATIONS
+    tool = TOOLS.get(str(stated.stack))
+    allowed = tool.recomputations if tool else RECOMPUTATIONS
     for recompute, description in RECOMPUTATIONS.items():
         if stated.recompute != recompute and recompute in allowed:
             yield description, stated.but(recompute=recompute)
@@ -173,7 +174,8 @@ def _stage_changes(stated: Statement, cluster: Cluster) -> Iterator[tuple[str, S
     of a node, and with one or two stages a rank."""
     layout, node = stated.layout, cluster.levels[0].size
     nodes = cluster.num_gpus // node
-    if nodes == 1 or layout.pp > 1 or (stated.stack in TOOLS and not tool_stages(stated.stack)):
+    tool = TOOLS.get(str(stated.stack))
+    if nodes == 1 or layout.pp > 1 or (tool and not tool.stages):
         return
     for tp in dict.fromkeys((layout.tp, max(1, node // layout.cp))):
         data = layout.num_gpus // (nodes * tp * layout.cp)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from planner_core.core import BlockPlan, Graph, InputError, Sentence
 from planner_core.cost import Component, ops_at_the_ends, without_copies_of_inputs
-from planner_core.planning.methods import ToolStages, list_switches
+from planner_core.planning.methods import TOOLS, ToolStages
 from planner_core.planning.methods.legality import unsearchable_faults
 from planner_core.planning.planner import Networks, Planner, prepare_planner, with_recompute, with_zero
 from planner_core.planning.request import Progress, Request
@@ -190,7 +190,7 @@ class WholeModels:
         """The recomputations under which copy policies are searched, each with its shares of memory."""
         requested = self.first.request.recompute
         if self.form:  # a layout leaves no choice that trades time for memory
-            switches = list_switches(self.first.request.tool) if requested == "auto" else (requested,)
+            switches = TOOLS[str(self.first.request.tool)].recomputations if requested == "auto" else (requested,)
             return [(one, (1.0,)) for one in switches]
         others = STRONG_RECOMPUTATIONS if requested == "auto" else ()
         return [(requested, MEMORY_SHARES), *((other, (POLICY_MEMORY_SHARE,)) for other in others)]

@@ -20,7 +20,6 @@ from planner_core.planning.methods.tools.table import (
     bounding_tool,
     describe_tool_space,
     find_tool,
-    list_switches,
     note_recompute,
     tool_stages,
     tool_term,

@@ -60,20 +60,15 @@ def tool_stages(name: str | None) -> ToolStages | None:
     return tool.stages if tool else None
 
 
-def list_switches(name: str | None) -> tuple[str, ...]:
-    """List the recomputations that a tool can be told, each of all blocks; for another name those of every tool."""
-    tool = TOOLS.get(str(name))
-    return tool.recomputations if tool else SWITCHES
-
-
-def note_recompute(recompute: str | None, tool: str | None) -> tuple[str, ...]:
+def note_recompute(recompute: str | None, name: str | None) -> tuple[str, ...]:
     """Return a sentence about a recomputation that is priced, but that the tool which runs the plan cannot be told."""
-    if tool is None or recompute is None or tool not in TOOLS or recompute in ("auto", *list_switches(tool)):
+    tool = TOOLS.get(str(name))
+    if tool is None or recompute is None or recompute in ("auto", *tool.recomputations):
         return ()
-    words = " or ".join(list_switches(tool))
-    other = TOOLS[tool].other_recomputations.get(recompute)
+    words = " or ".join(tool.recomputations)
+    other = tool.other_recomputations.get(recompute)
     aside = f" ({other})" if other else ""
     note = Sentence(
-        named("recompute", recompute), " is priced, but ", tool_term(tool), f" can be told {words} alone{aside}"
+        named("recompute", recompute), " is priced, but ", tool_term(tool.name), f" can be told {words} alone{aside}"
     )
     return (note,)
