@@ -41,7 +41,9 @@ class Stack:
     are summed. `keeps_sums`: gradients stay in the dtype in which they were summed until the update; else each is cast to its
     parameter's. `summed_in`: a micro-batch's gradient is added to those before in a "kernel" of its own, or in the "product" that makes
     it, as Megatron-LM's `gradient_accumulation_fusion` does. `boundary`: a tensor between stages that lies whole on the tensor ranks is
-    sent "whole" by each of them, or each sends "parts", which are gathered there (Narayanan et al. 2021, section 4.1).
+    sent "whole" by each of them, or each sends "parts", which are gathered there (Narayanan et al. 2021, section 4.1). `schedules`:
+    those of pipeline stages that it runs; empty: all. A plan's own program leaves out those that take the gradients of weights apart from
+    those of inputs.
     """
 
     name: str
@@ -59,12 +61,14 @@ class Stack:
     boundary: str = "whole"
     gradient_buffer: bool = False
     keeps_sums: bool = False
+    schedules: tuple[str, ...] = ()
 
     @property
     def runs_torch_kernels(self) -> bool:
         """Whether a step takes PyTorch's own kernels, as that of an exported script does."""
-        # Its name and the dtype of sums do not choose kernels; everything else does.
-        return replace(self, name=USUAL_STACK, keeps_sums=False) == load_stack(USUAL_STACK)
+        # Its name, the dtype of sums and its schedules do not choose kernels; everything else does.
+        torch = load_stack(USUAL_STACK)
+        return replace(self, name=torch.name, keeps_sums=torch.keeps_sums, schedules=torch.schedules) == torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,4 +127,5 @@ def load_stack(name: str) -> Stack:
         raise InputError(named("stack", name), f" is not known; {suggest_names(name, stack_names())}")
     # A file may have fields for people, such as the source of its figures.
     known = {f.name for f in fields(Stack)}
-    return Stack(name, **{key: value for key, value in _load_stacks()[name].items() if key in known})
+    values = {key: value for key, value in _load_stacks()[name].items() if key in known}
+    return Stack(name, **values | {"schedules": tuple(values.get("schedules", ()))})

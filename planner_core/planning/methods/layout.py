@@ -44,6 +44,7 @@ from planner_core.core import (
     Shard,
     Term,
     Value,
+    load_stack,
     named,
     nearest_multiple,
     shorten_value,
@@ -412,18 +413,9 @@ def check_layout(layout: Layout, cluster: Cluster) -> None:
         )
 
 
-SCHEDULES_OF_STACKS = {
-    USUAL_STACK: ("gpipe", "1f1b", "interleaved"),
-    "megatron": ("1f1b", "interleaved"),
-    "nanotron": ("gpipe", "1f1b"),
-}
-"""The schedules of stages that a stack runs; a stack that is not here runs all of them. A plan's own program leaves out those that take
-the gradients of weights apart from those of inputs."""
-
-
 def list_schedules(stack: str | None) -> tuple[str, ...]:
     """List the schedules of stages that a stack runs."""
-    return SCHEDULES_OF_STACKS.get(stack or USUAL_STACK, SCHEDULES)
+    return load_stack(stack or USUAL_STACK).schedules or SCHEDULES
 
 
 def note_schedule(layout: Layout, stack: str | None) -> tuple[str, ...]:
