@@ -149,6 +149,13 @@ def test_memory_of_every_rank_is_that_of_a_run(model: str, layout: str, seq: int
         assert row["ok"] and row["memory_bytes"]["rel_error"] < 0.008, (row["rank"], row["memory_bytes"])
 
 
+def test_what_is_received_before_its_pass_is_in_the_peak() -> None:
+    """With several stages a rank torch issues a receive before the pass that needs it. The last rank was 0.19 % too low, T5's up to 2.9 %."""
+    plan = of_layout("gpt2-xl", "dp=1,pp=2,vp=2,schedule=interleaved", 4, 2, accumulate=8, micro_batch=1)
+    for row in verify(plan, timeout_s=240)["stages"]:
+        assert row["ok"] and row["memory_bytes"]["rel_error"] < 1e-6, (row["rank"], row["memory_bytes"])
+
+
 def test_gradients_are_scattered_over_two_axes_inside_stages() -> None:
     """Context ranks hold the same weights, so ZeRO shards over data and context ranks: the first axis scatters all of a gradient, the
     second one half of it, under ZeRO-2 in each of four micro-batches and under ZeRO-1 once a step. Every rank issues it so."""

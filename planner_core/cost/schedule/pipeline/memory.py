@@ -10,7 +10,8 @@ So at each piece of a rank's work
 Example: 1F1B with 4 ranks. Rank 0 holds 4 micro-batches when it runs the first backward, rank 3 holds 1.
 
 torch keeps what a stage has received and sent on until the backward of that micro-batch is over, and then frees the gradients that it was
-sent. Gradients that are summed once a step need memory beside the last backward alone.
+sent. With several stages a rank it receives before the passes that need it (`orders`). Gradients that are summed once a step need
+memory beside the last backward alone.
 
 PyTorch makes a gradient in the first backward that brings it. A stack with a buffer of gradients
 (Megatron-LM) has them all the time. Example: 8 stages a rank, as many micro-batches as ranks: all forwards run before any gradient stands.
@@ -34,13 +35,18 @@ from planner_core.cost.schedule.pipeline.stages import StagePlan, boundary_state
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes of one stage on one GPU. `kept`: what one micro-batch holds between its forward and its backward, with what it `sent` on.
-    `returned`: gradients of one micro-batch that it sends back. `of`: the highest moments of its passes. `outer`: weights and optimizer
-    states of each weight of the top block, by name."""
+    """Bytes of one stage on one GPU.
+
+    `of`: the highest moments of its passes. `kept`: what one micro-batch holds between its forward and backward, with what it `sent` on.
+    `received`, `gradients`: operands and gradients of one micro-batch that are sent to it. `returned`: gradients of one micro-batch that it
+    sends back. `outer`: weights and optimizer states of each weight of the top block, by name.
+    """
 
     of: StageMoments
     kept: int
     sent: int
+    received: int
+    gradients: int
     returned: int
     outer: Mapping[str, tuple[int, int]]
 
@@ -82,11 +88,12 @@ def _stage_memory(stage: StagePlan, states: Mapping[int, State], model: CostMode
     # What is handed on as it came stays in the buffer that received it.
     sent = sum(local_bytes(top, v, s.forward, model) for v, s in states.items() if v not in stage.takes)
     taken = boundary_states(stage).items()
+    received = sum(local_bytes(top, v, s.forward, model) for v, s in taken)
     returned = sum(local_bytes(top, v, s.gradient, model) for v, s in taken if top.values[v].grad)
     moments = stage_moments(stage.blocks, stage.graph, model, gradients, sent, walked)
     forms = weight_forms(top, stage.blocks[""], model)
     outer = {top.values[w.value].name: (w.stored.num_bytes + w.working.num_bytes, w.moments.num_bytes) for w in forms}
-    return StageMemory(moments, moments.kept + sent, sent, returned, outer)
+    return StageMemory(moments, moments.kept + sent, sent, received, sum(gradients.values()), returned, outer)
 
 
 def rank_memory(
@@ -132,12 +139,16 @@ def _highest_moments(
     the rank holds from its first backward on."""
     kept_by_stage = [memories[s].kept for s in rank_stages]
     grads_by_stage = [memories[s].state.grads for s in rank_stages]
-    for stage, forward, others, begun, is_last in situations:
+    received_by_stage = [(memories[s].received, memories[s].gradients) for s in rank_stages]
+    for stage, forward, others, begun, is_last, operands, gradients in situations:
         stands = (True,) * len(begun) if buffer else begun
         kept = sum(map(operator.mul, others, kept_by_stage))
         grads = sum(map(operator.mul, stands, grads_by_stage))
         passing = memories[stage].passing(forward, stands[rank_stages.index(stage)], is_last)
-        yield passing + Moment(kept, grads, returned * any(begun))
+        # When Megatron-LM, which has the buffer of gradients, receives is not known here.
+        early = zip(operands, gradients, received_by_stage, strict=False) if not buffer else ()
+        ahead = sum(n * operand + m * gradient for n, m, (operand, gradient) in early)
+        yield passing + Moment(kept, grads, returned * any(begun) + ahead)
 
 
 def fullest_rank(

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -61,17 +62,22 @@ class WorkColumns(NamedTuple):
 
 class Situation(NamedTuple):
     """A pass of a rank, and for each of the rank's stages how many other micro-batches are in flight there and whether a backward has
-    run. `is_last`: whether it is the backward of the stage's last micro-batch. What a rank holds depends on these alone, and a step of
-    thousands of passes has few of them."""
+    run. `is_last`: whether it is the backward of the stage's last micro-batch. `operands`, `gradients`: in each of the stages, those of how
+    many micro-batches were received for later passes. What a rank holds depends on these alone, and a step of thousands of passes has few
+    of them."""
 
     stage: int
     forward: bool
     others: tuple[int, ...]
     begun: tuple[bool, ...]
     is_last: bool = False
+    operands: tuple[int, ...] = ()
+    gradients: tuple[int, ...] = ()
 
 
 Order = tuple[StagePass, ...]
+Received = tuple[tuple[int, ...], tuple[int, ...]]
+"""By stage of a rank: the micro-batches of which operands were received for a later pass, and those of which gradients were."""
 STEADY_ROUNDS = 4
 """Rounds of micro-batches after which a step has no situation that it did not have before."""
 INTERLEAVED_HOPS = 2
@@ -146,23 +152,56 @@ def _situations_in_stages(
     ranks: int, schedule: str, stages: int, micro_batches: int
 ) -> tuple[tuple[Situation, ...], ...]:
     pipeline = Pipeline(ranks, schedule, (1,) * stages)
-    return tuple(
-        _list_situations(pipeline.stages_of(rank), order)
-        for rank, order in enumerate(steady_orders(pipeline, micro_batches))
-    )
+    orders = steady_orders(pipeline, micro_batches)
+    early = receives_ahead(pipeline, orders) if schedule == "interleaved" else [repeat(((), ()))] * ranks
+    return tuple(_list_situations(pipeline.stages_of(rank), order, early[rank]) for rank, order in enumerate(orders))
 
 
-def _list_situations(stages: Sequence[int], order: Order) -> tuple[Situation, ...]:
+def receives_ahead(pipeline: Pipeline, orders: Sequence[Order]) -> list[list[Received]]:
+    """[rank][pass] what the rank has received for later passes.
+
+    torch lets ranks take a pass in turn, and issues a receive before the pass that the receiver runs next after it was sent. Example:
+    rank 0 of 2 sends micro-batch 1 of stage 0 while rank 1 runs micro-batch 0 of stage 3 backward, which has the buffer beside it."""
+    place = {stage: (rank, k) for rank in range(len(orders)) for k, stage in enumerate(pipeline.stages_of(rank))}
+    # [rank][forward, backward][stage of the rank] micro-batches whose tensors are there, and whose pass has not begun
+    received = [[[0] * len(pipeline.stages_of(rank)) for _ in range(2)] for rank in range(len(orders))]
+    early: list[list[Received]] = [[] for _ in orders]
+    left = [iter(order) for order in orders]
+    waiting = {rank: next(passes) for rank, passes in enumerate(left)}
+    while waiting:
+        for rank, (stage, what, _) in list(waiting.items()):
+            way, following = (0, stage + 1) if what is Pass.FORWARD else (1, stage - 1)
+            here, k = received[rank], place[stage][1]
+            # The first stage receives no operands, and the last one no gradients.
+            if (stage - 1, stage + 1)[way] in place:
+                if not here[way][k]:
+                    continue
+                here[way][k] -= 1
+            early[rank].append((tuple(here[0]), tuple(here[1])))
+            if following in place:
+                receiver, at = place[following]
+                received[receiver][way][at] += 1
+            if (work := next(left[rank], None)) is None:
+                del waiting[rank]
+            else:
+                waiting[rank] = work
+    return early
+
+
+def _list_situations(stages: Sequence[int], order: Order, early: Iterable[Received]) -> tuple[Situation, ...]:
     in_flight, begun = dict.fromkeys(stages, 0), dict.fromkeys(stages, False)
     latest: dict[object, Situation] = {}
     last = max(work.micro_batch for work in order)
-    for stage, what, micro_batch in order:
+    for (stage, what, micro_batch), ahead in zip(order, early, strict=False):
         forward = what is Pass.FORWARD
         # A backward's own micro-batch is in the moments of its pass already; a forward's is not in flight before it has run.
         if what is not Pass.WEIGHT:
             others = tuple(n - (s == stage and not forward) for s, n in in_flight.items())
             is_last = not forward and micro_batch == last
-            latest[stage, forward, others, is_last] = Situation(stage, forward, others, tuple(begun.values()), is_last)
+            begun_now = tuple(begun.values())
+            latest[stage, forward, others, is_last, ahead] = Situation(
+                stage, forward, others, begun_now, is_last, *ahead
+            )
         if forward:
             in_flight[stage] += 1
         elif what is not Pass.INPUT:
