@@ -26,7 +26,7 @@ from planner_core.planning.methods import TARGETS, parse_layout
 from planner_core.planning.pricing import Statement, read_text
 from planner_core.planning.pricing.configs.tools import megatron
 from planner_core.planning.pricing.configs.tools.megatron_stages import layers_of
-from tests.exporters.test_targets import megatron_flags, written
+from tests.exporters.test_targets import flags_of, written
 from tests.support.plans import pricer
 
 
@@ -50,7 +50,7 @@ def test_megatron_is_told_of_stages(text: str) -> None:
     made = export_text(of_layout(text), "megatron")
     assert made.nearest is not None, "stages are priced too"
     stated = parse_layout(text)
-    assert megatron_flags(made.text)["pipeline-model-parallel-size"] == stated.pp
+    assert flags_of(made.text)["pipeline-model-parallel-size"] == stated.pp
     fields, notes = megatron.read_arguments(made.text, "exported")
     again = megatron.read(fields, 16, notes)
     assert again.layout == stated and again.options["accumulate"] == 8
@@ -138,7 +138,7 @@ def test_torchtitan_is_told_of_stages() -> None:
     options = [
         w.removeprefix("--parallelism.") for x in made.text.splitlines() if "--parallelism." in x for w in x.split()
     ]
-    assert "--training.local_batch_size 8" in made.text
+    assert flags_of(made.text)["training.local_batch_size"] == 8
     assert any("data parallelism (ZeRO-1) over 4" in r for r in made.remarks), "no weight of the plan is in shards"
     configs, tyro = pytest.importorskip("torchtitan.config.configs"), pytest.importorskip("tyro")
     args = [f"--{w}" if i % 2 == 0 else w for i, w in enumerate(options)]

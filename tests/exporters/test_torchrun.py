@@ -147,7 +147,6 @@ def test_the_script_trains_as_one_process_does(folder: Path, first: str) -> None
     wanted, held = alone(folder)
     assert losses(first) == pytest.approx(wanted, rel=5e-6)
     assert losses(first, "evaluation after step") == {STEPS: pytest.approx(held, rel=5e-6)}
-    assert "tokens/s" in first and "GiB" in first
 
 
 def test_the_script_leaves_checkpoints_a_log_and_a_trace(folder: Path, first: str) -> None:
