@@ -60,7 +60,7 @@ def test_a_collective_of_the_models_own_is_refused_by_its_line(tmp_path: Path) -
     shardscope.save_plan(report.plans[0], tmp_path / "plan")
     for how, said in zip(HOW, run_ranks(_refusals, 2, (str(tmp_path / "plan"),), timeout_s=200)[0], strict=True):
         assert "calls a collective of torch.distributed (all" in said, (how, said)
-        assert "at test_own_collectives.py:" in said and "leave its own out" in said, said
+        assert "at test_own_collectives.py:" in said, said
 
 
 def _other_thread() -> list[float]:
