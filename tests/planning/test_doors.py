@@ -132,6 +132,7 @@ OTHER = {
     "expert_imbalance": 2.0,
     "rank_by_rank": True,
     "offload": True,
+    "nearest": True,
     "lora": 4,
     "nf4": True,
     "vocab_multiple": 512,
