@@ -104,4 +104,4 @@ def test_a_job_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(commands, "JOB_S", 600.0)
     job = Job(replace(CASES["vit"], name="nobody"), OURS, False)
     row = commands.run_job(job, commands.make_fork_context(True), tmp_path / "log", True, time.monotonic() + 600)
-    assert row["plan"] == "nobody.json" and "No such file" in row["error"]
+    assert row["plan"] == "nobody.json" and "nobody.json" in row["error"]
