@@ -213,7 +213,9 @@ def test_every_page_of_plans_can_show_the_setup(page: str) -> None:
 
 def test_the_setup_is_exported_and_its_command_makes_it_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = []
-    monkeypatch.setattr(exporting, "export", lambda plan, *_, near: made.append(plan) or exporting.ExportedFile("", ()))
+    monkeypatch.setattr(
+        exporting, "export", lambda plan, *_, **options: made.append(plan) or exporting.ExportedFile("", ())
+    )
     at = open_page("overview", **OWN, plan=setups.PLAN_ID)
     at.button(key="export").click().run()
     assert not at.exception and [p.method for p in made] == ["layout"]
