@@ -63,20 +63,20 @@ TENSOR_PARALLEL = ("megatron", "megatron-sp", "hf-expert")
 
 
 @rare_collections()
-def best_plan(request: Request, graph: GraphSource = None, say: Progress = lambda text: None) -> Plan:
+def best_plan(request: Request, graph: GraphSource = None, report_progress: Progress = lambda text: None) -> Plan:
     """Find the best plan alone; raises PlannerError as `plan_model` does."""
-    with _wait_for_turn(say):
+    with _wait_for_turn(report_progress):
         try:
             if METHODS[request.method].describe_aim(request.objective) is not None:
                 return plan_model(
-                    request, graph, say, passes={}
+                    request, graph, report_progress, passes={}
                 ).searched  # in as many micro-batches as the plan of least time
-            searched = choose_micro_batches(request, graph, say)
+            searched = choose_micro_batches(request, graph, report_progress)
             if not searched[1].cost.host_wait_s:
                 return searched[1]
             # The search minimises the GPU's own part of a step. Where a GPU waits for its host, a usual layout or a trade-off may have
             # the shorter step, and only the whole planning compares with those.
-            return plan_model(request, graph, say, passes=FIRST_PASSES, searched=searched).searched
+            return plan_model(request, graph, report_progress, passes=FIRST_PASSES, searched=searched).searched
         finally:
             trim_memory()
 
@@ -175,7 +175,7 @@ def _at_number(planner: Planner, number: int, graph: GraphSource) -> Planner:
 
 
 @contextmanager
-def _wait_for_turn(say: Progress) -> Iterator[None]:
+def _wait_for_turn(report_progress: Progress) -> Iterator[None]:
     """Let one search run at a time: threads of one interpreter that plan at once all end late.
 
     After `PATIENCE_S` the next one starts all the same, since the one before may be long.
@@ -183,9 +183,9 @@ def _wait_for_turn(say: Progress) -> Iterator[None]:
     acquired = False
     start = time.monotonic()
     while not acquired and time.monotonic() - start < PATIENCE_S:
-        # In short waits, so that `say`, which raises where the visitor has left, is asked ten times a second.
+        # In short waits, so that `report_progress`, which raises where the visitor has left, is asked ten times a second.
         if not (acquired := _PLANNING.acquire(timeout=0.1)):
-            say("another visitor's plan")
+            report_progress("another visitor's plan")
     try:
         yield
     finally:

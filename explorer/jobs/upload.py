@@ -107,10 +107,10 @@ def describe_capture(name: str) -> str | None:
     return f"{data['params'] / 1e9:,.2f} B parameters, {data['ops']:,} operations, {blocks}; read in {data['seconds']:.1f} s"
 
 
-def load_graph(request: Request, say: Callable[[str], None] | None = None) -> Graph:
+def load_graph(request: Request, report_progress: Callable[[str], None] | None = None) -> Graph:
     """Return the graph of a stored config at the request's workload; captured in a subprocess the first time.
 
-    `say` gets the progress, and may raise to stop.
+    `report_progress` gets the progress, and may raise to stop.
     """
     folder, source = FOLDER / request.model.removeprefix(OWN_PREFIX), _find_source(request.model)
     if source is None:
@@ -124,7 +124,7 @@ def load_graph(request: Request, say: Callable[[str], None] | None = None) -> Gr
     if target.is_file():
         return graph_from_json(json.loads(target.read_text(encoding="utf-8")))
     start = time.monotonic()
-    _run_capture(source, options, target, say or (lambda text: None))
+    _run_capture(source, options, target, report_progress or (lambda text: None))
     graph = graph_from_json(json.loads(target.read_text(encoding="utf-8")))
     facts = {
         "seconds": time.monotonic() - start,
@@ -136,7 +136,7 @@ def load_graph(request: Request, say: Callable[[str], None] | None = None) -> Gr
     return graph
 
 
-def _run_capture(source: Path, options: dict[str, Any], target: Path, say: Callable[[str], None]) -> None:
+def _run_capture(source: Path, options: dict[str, Any], target: Path, report_progress: Callable[[str], None]) -> None:
     """Run `CAPTURE`; the graph appears under its name when it is complete. Nothing that was started outlives this call."""
     part = target.with_suffix(f".{os.getpid()}.part")
     command = [sys.executable, "-m", CAPTURE, str(source), json.dumps(options), str(part)]
@@ -158,7 +158,7 @@ def _run_capture(source: Path, options: dict[str, Any], target: Path, say: Calla
                 elapsed_s = time.monotonic() - start
                 if elapsed_s > TIME_LIMIT_S:
                     raise InputError(f"reading the model took longer than {TIME_LIMIT_S} s; try it on the command line")
-                say(f"reading the model (at most {TIME_LIMIT_S} s)")
+                report_progress(f"reading the model (at most {TIME_LIMIT_S} s)")
                 time.sleep(POLL_S)
         finally:
             with contextlib.suppress(ProcessLookupError):

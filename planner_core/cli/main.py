@@ -254,7 +254,7 @@ def _run_fold(args: argparse.Namespace) -> int:
     from planner_core.planning import prepare_planner
     from planner_core.planning.analysis import fold_report, fold_text
 
-    planner = prepare_planner(_make_request(args), say=_show_progress)
+    planner = prepare_planner(_make_request(args), report_progress=_show_progress)
     if args.html:
         # The one step from here into the explorer (docs/DESIGN.md): the page is drawn there.
         from explorer.graph.pyvis_page import folded_page
@@ -382,7 +382,7 @@ def _run_network(args: argparse.Namespace) -> int:
     from planner_core.planning import prepare_planner
     from planner_core.planning.analysis import network_json
 
-    planner = prepare_planner(_make_request(args), say=_show_progress)
+    planner = prepare_planner(_make_request(args), report_progress=_show_progress)
     _clear_progress()
     print(json.dumps(network_json(planner)))
     return 0

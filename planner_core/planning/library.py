@@ -321,9 +321,9 @@ def front(
     """
     _check_options(options, FrontOptions, "front")
     request, graph = _resolve_request(model, inputs, cluster, {**TRADED, **options})
-    say = progress or (lambda text: None)
-    planner = prepare_planner(request, graph, say)
-    points, exact = exact_front(planner, candidate_meshes(request, planner.cluster), request.objective, say)
+    report_progress = progress or (lambda text: None)
+    planner = prepare_planner(request, graph, report_progress)
+    points, exact = exact_front(planner, candidate_meshes(request, planner.cluster), request.objective, report_progress)
     return Front(request.objective, tuple(points), exact)
 
 

@@ -110,17 +110,17 @@ def plan_model(
     start = time.perf_counter()
     request = request.with_tool_software()
     first = request if show_first is None else replace(request, prove=False)
-    say = progress or (lambda text: None)
+    report_progress = progress or (lambda text: None)
 
     def show(planner: Planner, plan: Plan) -> None:
         if show_first is not None:
-            staged = find_first_staged_plan(request, plan, say, graph, planner)
+            staged = find_first_staged_plan(request, plan, report_progress, graph, planner)
             show_first(staged.plan if staged else plan)
 
     try:
-        draft = replace(choose_step(first, graph, say, like, show, searched), request=request)
+        draft = replace(choose_step(first, graph, report_progress, like, show, searched), request=request)
     except NoPlanFits as error:
-        draft, passes = _choose_stages_alone(request, error, graph, say), {}
+        draft, passes = _choose_stages_alone(request, error, graph, report_progress), {}
     for name, apply_pass in (PASSES if passes is None else passes).items():
         draft, reason = apply_pass(draft)
         draft = replace(draft, reasons={**draft.reasons, name: reason})
@@ -151,13 +151,13 @@ def _describe_method(result: Result, method: Method) -> Result:
     return replace(result, plans=(best, *others))
 
 
-def _choose_stages_alone(request: Request, error: NoPlanFits, graph: GraphSource, say: Progress) -> Draft:
+def _choose_stages_alone(request: Request, error: NoPlanFits, graph: GraphSource, report_progress: Progress) -> Draft:
     """Return the draft of a stated budget that stages alone fit. Raises the error, with what stages take, if they do not fit either."""
-    staged, reason = find_stages_in_budget(request, error, say, graph)
+    staged, reason = find_stages_in_budget(request, error, report_progress, graph)
     assert error.nearest is not None
     asked = replace(request, batch=error.nearest.workload.batch, accumulate=error.nearest.accumulate)
     planner = prepare_planner(asked, graph(asked) if callable(graph) else None)
-    return Draft(request, graph, planner, error.nearest, say, reasons={STAGES: reason}, staged=staged)
+    return Draft(request, graph, planner, error.nearest, report_progress, reasons={STAGES: reason}, staged=staged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Draft:
     source: GraphSource
     planner: Planner
     chosen: Plan
-    say: Progress
+    report_progress: Progress
     free: FreeBest | None = None
     """The best plan that no tool bounds, if the request names one that does."""
     notes: tuple[Note, ...] = ()
@@ -204,7 +204,7 @@ Pass = Callable[[Draft], tuple[Draft, str]]
 def choose_step(
     request: Request,
     graph: GraphSource,
-    say: Progress,
+    report_progress: Progress,
     like: Planner | None = None,
     show_first: ShowFirst = lambda planner, plan: None,
     searched: tuple[Planner, Plan] | None = None,
@@ -220,26 +220,28 @@ def choose_step(
     aim = METHODS.get(request.method, EXACT).describe_aim(request.objective)
     try:
         if request.micro_batch is not None:
-            planner, chosen = choose_for_micro_batch_size(request, graph, say)
+            planner, chosen = choose_for_micro_batch_size(request, graph, report_progress)
             show_first(planner, chosen)
         elif aim is not None and request.bounding_tool is None:
-            planner, chosen, notes = _choose_for_other_aim(request, graph, say, like, show_first)
+            planner, chosen, notes = _choose_for_other_aim(request, graph, report_progress, like, show_first)
         elif request.bounding_tool is None:
-            planner, chosen = searched or choose_micro_batches(request, graph, say, like=like, show_first=show_first)
+            planner, chosen = searched or choose_micro_batches(
+                request, graph, report_progress, like=like, show_first=show_first
+            )
         else:
-            planner, chosen, free = choose_for_tool(request, graph, say)
+            planner, chosen, free = choose_for_tool(request, graph, report_progress)
             show_first(planner, chosen)
         if request.bounding_tool is None:
-            planner, chosen = choose_shortest_step(request, graph, planner, chosen, say)
+            planner, chosen = choose_shortest_step(request, graph, planner, chosen, report_progress)
     except NoPlanFits as error:
         raise error.with_memory() from None
     # What fills the memory is found by a walk through every layer: for the plan that is shown, not for each that was tried.
     chosen = replace(chosen, notes=(*chosen.notes, *note_memory(chosen, planner)))
-    return Draft(request, graph, planner, chosen, say, free, notes)
+    return Draft(request, graph, planner, chosen, report_progress, free, notes)
 
 
 def _choose_for_other_aim(
-    request: Request, graph: GraphSource, say: Progress, like: Planner | None, show_first: ShowFirst
+    request: Request, graph: GraphSource, report_progress: Progress, like: Planner | None, show_first: ShowFirst
 ) -> tuple[Planner, Plan, tuple[Note, ...]]:
     """Return the planner and the plan of a request that makes something else least than the step's time, and a note on its workload.
 
@@ -248,18 +250,22 @@ def _choose_for_other_aim(
     searched with the plan itself. Raises NoPlanFits and InputError.
     """
     if not leaves_number_open(request, graph) and request.recompute != "auto":
-        return *choose_micro_batches(request, graph, say, like=like, show_first=show_first), ()
+        return *choose_micro_batches(request, graph, report_progress, like=like, show_first=show_first), ()
     title = METHODS[request.method].title if METHODS[request.method].objective else "the least communication"
     with suppress(NoPlanFits):
-        quickest = choose_step(replace(request, method=EXACT.name, objective="time", prove=False), graph, say, like)
+        quickest = choose_step(
+            replace(request, method=EXACT.name, objective="time", prove=False), graph, report_progress, like
+        )
         known = quickest.planner.request
         shared = replace(request, batch=known.batch, accumulate=known.accumulate, recompute=known.recompute)
         if quickest.chosen.fits:
-            planner, plan = choose_micro_batches(shared, graph, say, like=quickest.planner)
+            planner, plan = choose_micro_batches(shared, graph, report_progress, like=quickest.planner)
             if plan.fits:
                 show_first(planner, plan)
                 return planner, plan, (note_shared_workload(planner.workload, title),)
-    return *choose_micro_batches(request, graph, say, like=like, show_first=show_first), (note_own_workload(title),)
+    return *choose_micro_batches(request, graph, report_progress, like=like, show_first=show_first), (
+        note_own_workload(title),
+    )
 
 
 def close_gap(draft: Draft) -> tuple[Draft, str]:
@@ -268,7 +274,7 @@ def close_gap(draft: Draft) -> tuple[Draft, str]:
         return draft, "as far as a moment's work does"
     if draft.planner.effort is THOROUGH or draft.chosen.optimal or not draft.chosen.fits:
         return draft, "the first search leaves no gap that could be closed"
-    proven = choose_step(draft.request, draft.source, draft.say, draft.planner)
+    proven = choose_step(draft.request, draft.source, draft.report_progress, draft.planner)
     if is_no_worse(proven.chosen, draft.chosen):
         return proven, "a search for a proof follows the first plan"
     chosen = raise_bound(draft.chosen, proven.chosen)
@@ -290,25 +296,27 @@ def add_third_axis(draft: Draft) -> tuple[Draft, str]:
     """Look at meshes of three axes, where they can win."""
     if draft.for_tool or draft.request.micro_batch is not None:
         return draft, "a tool or a size of the micro-batch is given"
-    plan = with_third_axis(draft.planner, draft.chosen, draft.say)
+    plan = with_third_axis(draft.planner, draft.chosen, draft.report_progress)
     return replace(draft, chosen=plan), "two axes are enough" if plan is draft.chosen else "a third axis is faster"
 
 
 def add_baselines(draft: Draft) -> tuple[Draft, str]:
     """Plan every baseline at micro-batches and recomputation of its own. Each says its gap, if it has one. None where nothing can fit: by
     how much each exceeds the memory would take longer than the answer."""
-    draft.say("baselines")
+    draft.report_progress("baselines")
     planner, request = draft.planner, draft.planner.request
     baselines = BASELINES if states_can_fit(planner) else {}
     every = candidate_meshes(replace(request, tool=None), planner.cluster)
-    numbers = MicroBatchNumbers.around(planner, draft.request, draft.source, draft.say)
+    numbers = MicroBatchNumbers.around(planner, draft.request, draft.source, draft.report_progress)
     work = draft.chosen.cost.gpu_time_s if draft.chosen.fits else math.inf
     recompute = draft.request.recompute
     usual = tuple(
-        plan_baselines(planner, every, recompute, numbers, work, baselines=baselines, report_progress=draft.say)
+        plan_baselines(
+            planner, every, recompute, numbers, work, baselines=baselines, report_progress=draft.report_progress
+        )
     )
     planners = {other.workload.graph_batch: other for other in numbers.prepared}
-    if stated := plan_stated_layout(planner, draft.request, draft.source, draft.say):
+    if stated := plan_stated_layout(planner, draft.request, draft.source, draft.report_progress):
         planners.setdefault(stated[0].workload.graph_batch, stated[0])
         usual = (stated[1], *usual)
     used = {plan.graph_batch for plan in usual} - {planner.workload.graph_batch}
@@ -332,7 +340,7 @@ def take_better_baseline(draft: Draft) -> tuple[Draft, str]:
 
 def lead_with_simpler(draft: Draft) -> tuple[Draft, str]:
     """Let a plan on one axis lead that ties with the fastest."""
-    leading = tuple(prefer_simpler(draft.planner, draft.chosen, draft.others, draft.say))
+    leading = tuple(prefer_simpler(draft.planner, draft.chosen, draft.others, draft.report_progress))
     reason = "a plan on one mesh axis ties with the search's"
     if len(leading) == 1:
         reason = "no plan on one mesh axis leads in place of the search's, of one stage"
@@ -345,7 +353,7 @@ def add_trade_offs(draft: Draft) -> tuple[Draft, str]:
         return draft, "no plan fits"
     if draft.for_tool:  # a corner mixes placements and recomputation as no setting of a tool says
         return draft, "a tool can be told no corner of the front"
-    draft.say("trade-offs")
+    draft.report_progress("trade-offs")
     options = candidate_meshes(draft.planner.request, draft.planner.cluster)
     corners = plan_trade_offs(draft.planner, options, draft.leading, draft.others)
     trade_offs = tuple(keep_micro_batch_size(draft.planner.request, corners))
@@ -407,7 +415,7 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
 
 def add_fewer_gpus(draft: Draft) -> tuple[Draft, str]:
     """Say whether a part of the cluster would be faster, which may take as long as the search of the chosen plan."""
-    notes = note_fewer_gpus(draft.planner, draft.chosen, draft.request, draft.source, draft.say)
+    notes = note_fewer_gpus(draft.planner, draft.chosen, draft.request, draft.source, draft.report_progress)
     reason = "a part of the cluster is faster" if notes else "every GPU has work, or no part of the cluster is faster"
     return replace(draft, notes=(*draft.notes, *map(Note, notes))), reason
 
@@ -426,7 +434,7 @@ def is_completed_later(draft: Draft) -> bool:
 def add_first_stages(draft: Draft) -> tuple[Draft, str]:
     """Search a moment for a plan with pipeline stages, for an answer before `search_stages`: where stages are much quicker than the chosen
     plan, as on slow links, that plan is no answer."""
-    first = find_first_staged_plan(draft.request, draft.chosen, draft.say, draft.source, draft.planner)
+    first = find_first_staged_plan(draft.request, draft.chosen, draft.report_progress, draft.source, draft.planner)
     if first is None:
         return draft, "a moment's search finds no stages that are much quicker"
     return replace(draft, staged=(first,)), "stages are much quicker"
@@ -435,8 +443,8 @@ def add_first_stages(draft: Draft) -> tuple[Draft, str]:
 def search_stages(draft: Draft) -> tuple[Draft, str]:
     """Search the best plan with pipeline stages, where stages may win and the request leaves them open; and without the request's tool."""
     if draft.free is not None:
-        draft = replace(draft, free=add_free_stages(draft.free, draft.say, draft.source, draft.planner))
-    asked = draft.request, draft.chosen, draft.usual, draft.say, draft.source, draft.planner
+        draft = replace(draft, free=add_free_stages(draft.free, draft.report_progress, draft.source, draft.planner))
+    asked = draft.request, draft.chosen, draft.usual, draft.report_progress, draft.source, draft.planner
     try:
         staged, reason = find_staged_plans(*asked)
     except PlannerError as error:  # the answer of one stage stands without it

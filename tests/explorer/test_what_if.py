@@ -159,9 +159,11 @@ def test_the_search_runs_once_where_gpus_wait(monkeypatch: pytest.MonkeyPatch) -
     wanted = planned(asked).searched  # before searches are counted: it runs one itself where no test has kept it
     runs: list[Request] = []
 
-    def counted(request: Request, graph: GraphSource, say: Progress, **options: Any) -> tuple[Planner, Plan]:
+    def counted(
+        request: Request, graph: GraphSource, report_progress: Progress, **options: Any
+    ) -> tuple[Planner, Plan]:
         runs.append(request)
-        return choose_micro_batches(request, graph, say, **options)
+        return choose_micro_batches(request, graph, report_progress, **options)
 
     monkeypatch.setattr(whatif, "choose_micro_batches", counted)
     monkeypatch.setattr(pipeline, "choose_micro_batches", counted)
@@ -330,14 +332,14 @@ def test_a_search_draws_now_and_then_so_that_a_newer_edit_ends_it(monkeypatch: p
     said: list[object] = []
     search = whatif.best_plan
 
-    def noted(request: Request, graph: Any, say: Any) -> Any:
-        said.append(say)
-        return search(request, graph, say)
+    def noted(request: Request, graph: Any, report_progress: Any) -> Any:
+        said.append(report_progress)
+        return search(request, graph, report_progress)
 
     monkeypatch.setattr(whatif, "best_plan", noted)
     at = open_page("whatif", model="bert-large", layers="2", cluster="1x8-h100", whatif="batch:72")
     assert not at.exception and drawn == ["page"]
-    assert [type(say).__name__ for say in said] == ["PacedProgress"]
+    assert [type(report_progress).__name__ for report_progress in said] == ["PacedProgress"]
     reports: list[str] = []
     asked = Request("bert-large", layers=2, cluster="1x8-h100")
     plan_model(asked, None, reports.append, passes={"baselines": FIRST_PASSES["baselines"]})

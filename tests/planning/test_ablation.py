@@ -55,11 +55,11 @@ def test_progress_can_stop_it() -> None:
     class Stopped(Exception):
         pass
 
-    def say(text: str) -> None:
+    def report_progress(text: str) -> None:
         raise Stopped
 
     with pytest.raises(Stopped):
-        list(ablation_steps(planner, "tap", say))
+        list(ablation_steps(planner, "tap", report_progress))
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "exact"])

@@ -20,9 +20,9 @@ def count_estimates(request: Request, monkeypatch: pytest.MonkeyPatch) -> tuple[
         bounded.append(str(layout))
         return bound(self, layout)
 
-    def estimate_one(planner: Planner, say: Progress, layout: Layout, **budget: float) -> float:
+    def estimate_one(planner: Planner, report_progress: Progress, layout: Layout, **budget: float) -> float:
         estimated.append(str(layout))
-        return estimate(planner, say, layout, **budget)
+        return estimate(planner, report_progress, layout, **budget)
 
     monkeypatch.setattr(host_waits._LayoutBounds, "seconds", bound_one)
     monkeypatch.setattr(host_waits, "_estimate_layout_s", estimate_one)

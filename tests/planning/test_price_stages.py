@@ -30,7 +30,7 @@ class Suggested:
 def suggest_stages(text: str, cluster: str = SLOW, **run: Any) -> Suggested:
     """Find suggestions with stages for a run of Llama-3-8B with four layers."""
     said: list[str] = []
-    pricer = Pricer("llama-3-8b", load_cluster(cluster), say=said.append)
+    pricer = Pricer("llama-3-8b", load_cluster(cluster), report_progress=said.append)
     stated = Statement(parse_layout(text), **{"layers": 4, "seq": 1024, **run})
     plan = pricer.plan(stated)
     assert plan is not None

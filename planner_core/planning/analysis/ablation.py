@@ -54,16 +54,16 @@ def exact_step(best: Plan | None) -> AblationStep:
     return AblationStep("exact", DESCRIPTIONS["exact"], best)
 
 
-def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: None) -> list[AblationStep]:
+def ablation_steps(planner: Planner, method: str, report_progress: Progress = lambda text: None) -> list[AblationStep]:
     """Return the steps below the exact search down to a method of the papers; the last is the method itself.
 
     A search within a budget may end with a gap, and then miss what the search of a smaller space finds. Such a plan is in the larger space
-    too, so it is the larger space's plan. `say` gets a sentence about what is being done. It may raise to stop.
+    too, so it is the larger space's plan. `report_progress` gets a sentence about what is being done. It may raise to stop.
     """
     *larger, (last, adds, _) = _steps_to(METHODS[method], planner.workload.zero)
     # Under its own name a method's bound is in its own unit, and its gap is above the least of what it minimises.
     spaces = [*larger, (last, adds, METHODS[method])]
-    steps = [AblationStep(name, says, _best_restricted(planner, one, say)) for name, says, one in spaces]
+    steps = [AblationStep(name, says, _best_restricted(planner, one, report_progress)) for name, says, one in spaces]
     # From the smallest space on: what was found there is handed up from step to step.
     for at, step in reversed(list(enumerate(steps[:-1]))):
         # What is proven is the GPU's part of the step. A smaller space may hold a plan that waits less for its host.
@@ -95,9 +95,9 @@ def _steps_to(target: Method, zero: int) -> Iterator[tuple[str, str, Method]]:
         yield "space", target.space, target
 
 
-def _best_restricted(planner: Planner, method: Method, say: Callable[[str], None]) -> Plan | None:
+def _best_restricted(planner: Planner, method: Method, report_progress: Callable[[str], None]) -> Plan | None:
     asked = replace_request(planner, method=method.name, objective="time")
     try:
-        return choose_mesh(asked, candidate_meshes(planner.request, planner.cluster), say, method)
+        return choose_mesh(asked, candidate_meshes(planner.request, planner.cluster), report_progress, method)
     except NoPlanFits:
         return None

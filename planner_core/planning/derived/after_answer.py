@@ -30,14 +30,14 @@ def add_stages(result: Result, progress: Progress | None = None) -> Result:
     part of the cluster would be faster."""
     if STAGES in result.reasons:
         return result
-    say = progress or (lambda text: None)
+    report_progress = progress or (lambda text: None)
     usual = tuple(plan for plan in result.plans if plan.role not in STAGED_ROLES)
     draft = Draft(
         result.asked,
         result.source,
         result.planner.separate(),
         result.searched,
-        say,
+        report_progress,
         result.free,
         result.notes,
         usual=usual,

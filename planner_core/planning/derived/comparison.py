@@ -25,7 +25,7 @@ def compare_methods(request: Request, progress: Progress | None = None, graph: G
     """
     result = plan_model(request, graph, progress)
     result = replace(result, plans=without_simpler(result.plans))
-    say = progress or (lambda text: None)
+    report_progress = progress or (lambda text: None)
     # A tool bounds the exact search only: the others may choose any plan of theirs.
     planner = prepare_planner(replace(result.request, tool=None), result.graph)
     plans: dict[tuple[str, str], Plan] = {}
@@ -36,7 +36,7 @@ def compare_methods(request: Request, progress: Progress | None = None, graph: G
             if (method.name, objective) == asked:
                 plans[method.name, objective] = result.best
                 continue
-            say(f"{method.name}, least {objective}")
+            report_progress(f"{method.name}, least {objective}")
             one = replace_request(planner, method=method.name, objective=objective)
             try:
                 plans[method.name, objective] = choose_mesh(one, candidate_meshes(planner.request, planner.cluster))

@@ -107,7 +107,7 @@ def compare_with_free(request: Request, plan: Plan, free: FreeBest) -> ToolPrice
     )
 
 
-def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan, FreeBest]:
+def choose_for_tool(request: Request, graph: GraphSource, report_progress: Progress) -> tuple[Planner, Plan, FreeBest]:
     """Return the planner and the best plan of one stage among those that the request's tool can be told, and the best of all plans of one
     stage beside it.
 
@@ -129,19 +129,19 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
     unbounded = replace(request, tool=None, zero=None, stack=stack, gradients=summed)
     like = None
     if tool.find_fault:
-        like = MicroBatchNumbers.of_request(unbounded, graph, say, MOMENT).first
+        like = MicroBatchNumbers.of_request(unbounded, graph, report_progress, MOMENT).first
         # What the tool cannot be told at all has no best plan for it, and no search tells more of it.
         if fault := tool.find_fault(like.graph):
             raise InputError(fault, "; leave ", named("tool", request.tool), " out, or name another tool")
-    free = _choose_free(unbounded, graph, say, like)
+    free = _choose_free(unbounded, graph, report_progress, like)
     _check_samples(request, free)
     search_meshes: MeshSearch = partial(_search_layer_pairs, tool.pairs) if tool.pairs else choose_mesh
     candidates: list[tuple[Planner, Plan]] = []
     refused: NoPlanFits | None = None
     for variant in _list_uniform_requests(request):
         try:
-            least_work = choose_micro_batches(variant, graph, say, search=search_meshes)
-            candidates.append(choose_shortest_step(variant, graph, *least_work, say))
+            least_work = choose_micro_batches(variant, graph, report_progress, search=search_meshes)
+            candidates.append(choose_shortest_step(variant, graph, *least_work, report_progress))
         except NoPlanFits as error:
             refused = error
     if not candidates:
@@ -158,17 +158,19 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
     planner = replace_request(planner, tool=tool.name)
     if (gradients := planner.request.gradients) != summed:  # those of a plugin
         unbounded = replace(unbounded, gradients=gradients)
-        free = _choose_free(unbounded, graph, say)
+        free = _choose_free(unbounded, graph, report_progress)
     plan = _bound_over_all(planner, plan, [one for _, one in candidates])
     scope = Sentence("the best plan of one pipeline stage that ", tool_term(tool.name), f" can be told {tool.searched}")
     plan = replace(plan, notes=(*plan.notes, Note(scope)))
     return planner, plan, FreeBest(unbounded, free)
 
 
-def _choose_free(unbounded: Request, graph: GraphSource, say: Progress, like: Planner | None = None) -> Plan:
+def _choose_free(
+    unbounded: Request, graph: GraphSource, report_progress: Progress, like: Planner | None = None
+) -> Plan:
     """Return the best plan of one stage that no tool bounds. `like`: a planner of the same model, whose graphs serve again."""
-    least_work = choose_micro_batches(unbounded, graph, say, like=like)
-    return choose_shortest_step(unbounded, graph, *least_work, say)[1]
+    least_work = choose_micro_batches(unbounded, graph, report_progress, like=like)
+    return choose_shortest_step(unbounded, graph, *least_work, report_progress)[1]
 
 
 def _check_samples(request: Request, free: Plan) -> None:
@@ -208,7 +210,7 @@ def _search_layer_pairs(
     form: PairForm,
     planner: Planner,
     options: Sequence[DeviceMesh],
-    say: Progress,
+    report_progress: Progress,
     *,
     below: float = math.inf,
     prove: bool = True,
@@ -219,7 +221,7 @@ def _search_layer_pairs(
     del below, prove  # they only save work
     plans: list[Plan] = []
     for mesh in options:
-        say(Sentence("search on ", mesh.term))
+        report_progress(Sentence("search on ", mesh.term))
         builders = planner.builders(EXACT, mesh)
         if not builders:  # no layout of this mesh can deal out the samples
             continue

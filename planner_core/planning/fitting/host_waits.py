@@ -69,7 +69,7 @@ NEARLY_LEAST = 0.005
 
 
 def choose_shortest_step(
-    request: Request, source: GraphSource, planner: Planner, plan: Plan, say: Progress
+    request: Request, source: GraphSource, planner: Planner, plan: Plan, report_progress: Progress
 ) -> tuple[Planner, Plan]:
     """Return the plan of the shortest step, with its planner: `plan`, the search's, or one whose GPU waits less for its host.
 
@@ -82,12 +82,12 @@ def choose_shortest_step(
     if not (timed and plan.fits and plan.cost.host_wait_s) or (tool and tool.pairs):
         return planner, plan
     best = Incumbent(plan.cost.step_time_s, (planner, plan))
-    _take_shorter(planner, best, say)
-    numbers, number = MicroBatchNumbers.around(planner, request, source, say), planner.workload.accumulate
+    _take_shorter(planner, best, report_progress)
+    numbers, number = MicroBatchNumbers.around(planner, request, source, report_progress), planner.workload.accumulate
     for fewer in numbers.smaller_than(number):
         known = best.value
         # The planner of a plan that fits without recomputation has none; fewer micro-batches may fit with it alone.
-        _take_shorter(numbers.under(fewer, request.recompute), best, say)
+        _take_shorter(numbers.under(fewer, request.recompute), best, report_progress)
         if best.value == known:
             break
     model = cost_model_of(plan)
@@ -97,7 +97,7 @@ def choose_shortest_step(
         following = numbers.at(number)
         if following is None:
             break
-        _take_shorter(following, best, say)
+        _take_shorter(following, best, report_progress)
     assert best.solution is not None
     chosen, shortest = best.solution
     if shortest is plan:
@@ -106,7 +106,7 @@ def choose_shortest_step(
     return replace(chosen, counts_open=planner.counts_open), shortest
 
 
-def _take_shorter(planner: Planner, best: Incumbent[tuple[Planner, Plan]], say: Progress) -> None:
+def _take_shorter(planner: Planner, best: Incumbent[tuple[Planner, Plan]], report_progress: Progress) -> None:
     """Take this planner's plan of the shortest step in place of the best one, if its step is shorter."""
     assert best.solution is not None
     # An allowance of its own: proofs of the plan that the search found must not change what is found here.
@@ -126,18 +126,18 @@ def _take_shorter(planner: Planner, best: Incumbent[tuple[Planner, Plan]], say: 
     # first estimate and three times as long as its second.
     bounds: list[Callable[[Layout], float]] = [
         _LayoutBounds(planner).seconds,
-        partial(_estimate_layout_s, planner, say),
-        partial(_estimate_layout_s, planner, say, budget=planner.budget * FIRST_BUDGET_FACTOR),
+        partial(_estimate_layout_s, planner, report_progress),
+        partial(_estimate_layout_s, planner, report_progress, budget=planner.budget * FIRST_BUDGET_FACTOR),
     ]
     for layout in best_first(layouts, bounds, lambda: best.value if best.value > enough_s else 0.0):
-        say(WORD)
+        report_progress(WORD)
         if (plan := _plan_layout(looking, layout, best.value)) is not None:
             best.offer(plan.cost.step_time_s, (planner, plan))
     if best.value <= enough_s:
         return
     meshes = [mesh for mesh in meshes if _estimate_mesh_s(planner, mesh) < best.value]
     for prove in (False, True):
-        plans = [p for p in _plan_meshes(looking, meshes, say, prove) if p.fits]
+        plans = [p for p in _plan_meshes(looking, meshes, report_progress, prove) if p.fits]
         shortest = min(plans, key=lambda p: p.cost.step_time_s, default=None)
         if shortest is None or shortest.cost.step_time_s >= best.value:
             return
@@ -205,9 +205,11 @@ def _count_sharded(graph: Graph, entries: LeastEntries, name: str, allowed: Mapp
     return number
 
 
-def _estimate_layout_s(planner: Planner, say: Progress, layout: Layout, *, budget: float = math.inf) -> float:
+def _estimate_layout_s(
+    planner: Planner, report_progress: Progress, layout: Layout, *, budget: float = math.inf
+) -> float:
     """As `_estimate_step_s`, of a layout."""
-    say(WORD)
+    report_progress(WORD)
     with suppress(PlannerError, TooWide):
         return _estimate_step_s(planner, planner.of_space(layout.space()), budget)
     return math.inf
@@ -255,12 +257,12 @@ def _list_admitted_layouts(planner: Planner) -> list[Layout]:
     return sorted(admitted, key=lambda x: (x.cp, x.tp, x.sp, x.ep, x.fsdp > 1, x.zero))
 
 
-def _plan_meshes(planner: Planner, meshes: Iterable[DeviceMesh], say: Progress, prove: bool) -> list[Plan]:
+def _plan_meshes(planner: Planner, meshes: Iterable[DeviceMesh], report_progress: Progress, prove: bool) -> list[Plan]:
     """Return the plan of the least work on each mesh that has one. A mesh of fewer axes needs fewer messages."""
     plans = []
     for mesh in meshes:
         with suppress(PlannerError):
-            plans.append(say_why_shorter(choose_mesh(planner, [mesh], say, prove=prove)))
+            plans.append(say_why_shorter(choose_mesh(planner, [mesh], report_progress, prove=prove)))
     return keep_micro_batch_size(planner.request, plans)
 
 

@@ -34,7 +34,7 @@ from planner_core.search.algebra import PointAllowance
 def prepare_planner(
     request: Request,
     graph: Graph | None = None,
-    say: Progress = lambda text: None,
+    report_progress: Progress = lambda text: None,
     effort: Effort = THOROUGH,
     like: Planner | None = None,
 ) -> Planner:
@@ -64,7 +64,7 @@ def prepare_planner(
     asked.check()
     check_offload(asked, cluster)
     if graph is None:
-        say(f"graph of {request.model}")
+        report_progress(f"graph of {request.model}")
         with clock("capture"):
             # None where example inputs have a size of their own.
             size = request.batch and asked.graph_batch
@@ -81,7 +81,7 @@ def prepare_planner(
         )
     workload = replace(asked, batch=batch, seq=graph.workload["seq"], dtype=dtype)
     graph = graph_as_run(graph, cluster.gpu, workload)
-    say("coarsen")
+    report_progress("coarsen")
     with clock("coarsen"):
         coarse = coarsen(graph)
         networks = Networks(coarse, graph_strategies(coarse), effort.network)

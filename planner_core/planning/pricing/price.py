@@ -49,7 +49,7 @@ class Pricer:
     model: str
     cluster: Cluster
     memory_gb: float | None = None
-    say: Progress = lambda text: None
+    report_progress: Progress = lambda text: None
     load: Callable[..., Graph] = load_model
     graphs: dict[GraphSpec, Graph] = field(default_factory=dict)
     planners: dict[PlannerKey, Planner] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Pricer:
     stated_model: StatedModel = field(init=False)
 
     def __post_init__(self) -> None:
-        graphs = ModelGraphs(self.model, self.load, self.say, self.graphs)
+        graphs = ModelGraphs(self.model, self.load, self.report_progress, self.graphs)
         has_inputs = brings_inputs(self.model) if self.has_inputs is None else self.has_inputs
         self.stated_model = ExampleInputs(graphs) if has_inputs else NamedModel(graphs, self.cluster)
 
@@ -150,7 +150,7 @@ class Pricer:
         if key not in self.planners:
             dtype = self.stated_model.dtype(stated)
             request = request_of(run, self.model, self.cluster, dtype=dtype, memory_gb=self.memory_gb)
-            planner = prepare_planner(request, graph, self.say)
+            planner = prepare_planner(request, graph, self.report_progress)
             # A request knows no `rank_by_rank`.
             workload = replace(planner.workload, rank_by_rank=stated.rank_by_rank)
             self.planners[key] = planner.changed(workload=workload)
@@ -185,7 +185,9 @@ class Pricer:
         accumulate = self.stated_model.fixed_accumulate(stated)
         request = replace(bucketed.request, accumulate=accumulate, recompute="auto")
         graph = self.stated_model.source(stated)
-        _, plan = choose_shortest_step(request, graph, *choose_micro_batches(request, graph, self.say), self.say)
+        _, plan = choose_shortest_step(
+            request, graph, *choose_micro_batches(request, graph, self.report_progress), self.report_progress
+        )
         if known is None or plan.fits != known.fits:
             return plan if known is None or plan.fits else replace(known, name=plan.name, role=plan.role)
         if not plan.fits:  # what does not fit is compared by memory: nobody can run the faster one

@@ -41,7 +41,7 @@ class ModelGraphs:
 
     model: str
     load: Callable[..., Graph]
-    say: Progress
+    report_progress: Progress
     graphs: dict[GraphSpec, Graph]
 
     def open(self, spec: GraphSpec) -> Graph:
@@ -60,7 +60,7 @@ class ModelGraphs:
             )
         if spec.lora is not None or spec.nf4:
             return with_adapters(self.open(spec._replace(lora=None, nf4=False)), spec.lora, spec.nf4)
-        self.say(f"graph of {self.model}")
+        self.report_progress(f"graph of {self.model}")
         return self.load(self.model, batch=spec.batch, seq=spec.seq, dtype=spec.dtype, layers=spec.layers)
 
 

@@ -51,7 +51,7 @@ def find_suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Sugg
     changes = list_changes(stated, pricer.cluster.levels[0].size, kernels)
     staged = _stage_changes(stated, pricer.cluster) if may_gain_much(plan) else ()
     for change, other in (*changes, *staged):
-        pricer.say(change)
+        pricer.report_progress(change)
         try:
             changed = pricer.plan(other)
         # Such as a micro-batch that does not divide: this change is none for the run, and the others may be.

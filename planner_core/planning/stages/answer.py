@@ -42,7 +42,7 @@ def find_staged_plans(
     request: Request,
     chosen: Plan,
     shown: Iterable[Plan],
-    say: Progress = lambda text: None,
+    report_progress: Progress = lambda text: None,
     source: GraphSource = None,
     like: Planner | None = None,
 ) -> tuple[tuple[StagedPlan, ...], str]:
@@ -53,10 +53,10 @@ def find_staged_plans(
     was found that takes less memory. `like`: the planner of the chosen plan, whose graphs are reused."""
     if not may_use_stages(request, load_cluster(request.cluster), source):
         return (), "one node, or the request or the model leaves no room for stages"
-    if staged := _list_staged_plans(request, chosen, say, source, like):
+    if staged := _list_staged_plans(request, chosen, report_progress, source, like):
         return staged, "stages are quicker"
     found = why_no_stages(chosen, shown)
-    smallest = None if chosen.fits else _find_smallest(request, chosen, say, source, like)
+    smallest = None if chosen.fits else _find_smallest(request, chosen, report_progress, source, like)
     if smallest is None:
         return (), found
     found = f"{found}; {smallest.plan.notes[0]}"
@@ -64,25 +64,25 @@ def find_staged_plans(
 
 
 def add_free_stages(
-    free: FreeBest, say: Progress, source: GraphSource = None, like: Planner | None = None
+    free: FreeBest, report_progress: Progress, source: GraphSource = None, like: Planner | None = None
 ) -> FreeBest | None:
     """Return the best plan that no tool bounds, with or without stages; None if stages could not be searched."""
     if not may_use_stages(free.request, load_cluster(free.request.cluster), source):
         return free
     try:
-        staged = _find_staged_plan(free.request, free.plan, say, source, like)
+        staged = _find_staged_plan(free.request, free.plan, report_progress, source, like)
     except PlannerError:
         return None
     return replace(free, plan=staged.plan if staged else free.plan, has_stages=True)
 
 
 def find_stages_in_budget(
-    request: Request, error: NoPlanFits, say: Progress, source: GraphSource
+    request: Request, error: NoPlanFits, report_progress: Progress, source: GraphSource
 ) -> tuple[tuple[StagedPlan, ...], str]:
     """Find plans with stages in a stated budget that no plan of one stage fits. Raises the error, with what stages take, if none fits."""
     if error.nearest is None or not may_use_stages(request, load_cluster(request.cluster), source):
         raise error
-    staged, found = find_staged_plans(request, error.nearest, (), say, source)
+    staged, found = find_staged_plans(request, error.nearest, (), report_progress, source)
     if not any(one.plan.fits for one in staged):
         raise error.with_more(found)
     return staged, found
@@ -91,7 +91,7 @@ def find_stages_in_budget(
 def find_first_staged_plan(
     request: Request,
     chosen: Plan,
-    say: Progress = lambda text: None,
+    report_progress: Progress = lambda text: None,
     source: GraphSource = None,
     like: Planner | None = None,
 ) -> StagedPlan | None:
@@ -101,24 +101,24 @@ def find_first_staged_plan(
     free = may_use_stages(request, load_cluster(request.cluster), source)
     if free and not is_narrowed and may_gain_much(chosen):
         with suppress(PlannerError):  # the answer of one stage stands without it
-            if staged := _find_staged_plan(request, chosen, say, source, like, FIRST_SEARCH):
+            if staged := _find_staged_plan(request, chosen, report_progress, source, like, FIRST_SEARCH):
                 return _add_notes(staged, chosen, request.bounding_tool)
     return None
 
 
 def _list_staged_plans(
-    request: Request, chosen: Plan, say: Progress, source: GraphSource, like: Planner | None
+    request: Request, chosen: Plan, report_progress: Progress, source: GraphSource, like: Planner | None
 ) -> tuple[StagedPlan, ...]:
     """Return the plans of `find_staged_plans`. A tool's request gets the best plan of that tool alone, and a model that the stock tool
     cannot state the best of all alone."""
-    best = _find_staged_plan(request, chosen, say, source, like)
+    best = _find_staged_plan(request, chosen, report_progress, source, like)
     if best is None:
         return ()
     bounding = request.bounding_tool  # one that has stages (`may_use_stages`)
     # The second search costs about as much as the first, so the model is judged before it.
     if bounding or megatron_fault(chosen):
         return (_add_notes(best, chosen, bounding),)
-    stock = _find_staged_plan(replace(request, tool=STOCK_TOOL), chosen, say, source, like)
+    stock = _find_staged_plan(replace(request, tool=STOCK_TOOL), chosen, report_progress, source, like)
     if stock is None:
         return (_add_notes(best, chosen),)
     # Each search ends before all degrees are tried, so that of the tool may meet a better plan, which is one of all plans too.
@@ -136,11 +136,11 @@ def _list_staged_plans(
 
 
 def _find_smallest(
-    request: Request, chosen: Plan, say: Progress, source: GraphSource, like: Planner | None
+    request: Request, chosen: Plan, report_progress: Progress, source: GraphSource, like: Planner | None
 ) -> StagedPlan | None:
     """Find a plan with stages of little memory where no plan fits. Its note says what it takes beside the `chosen` plan."""
     prepared = _prepare_search(request, chosen, source, like)
-    smallest = find_smallest_stages(prepared[0], say, prepared[1]) if prepared else None
+    smallest = find_smallest_stages(prepared[0], report_progress, prepared[1]) if prepared else None
     if smallest is None or smallest.plan.pipeline is None:
         return None
     plan = smallest.plan
@@ -194,7 +194,7 @@ def may_use_stages(request: Request, cluster: Cluster, source: GraphSource = Non
 def _find_staged_plan(
     request: Request,
     chosen: Plan,
-    say: Progress,
+    report_progress: Progress,
     source: GraphSource,
     like: Planner | None,
     breadths: Sequence[Breadth] = WHOLE_SEARCH,
@@ -203,7 +203,7 @@ def _find_staged_plan(
     prepared = _prepare_search(request, chosen, source, like)
     if prepared is None:
         return None
-    return search_stages(prepared[0], say, prepared[1], chosen if chosen.fits else None, breadths)
+    return search_stages(prepared[0], report_progress, prepared[1], chosen if chosen.fits else None, breadths)
 
 
 def _prepare_search(

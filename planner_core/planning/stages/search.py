@@ -77,20 +77,20 @@ class StagedPlan:
 
 def search_stages(
     planner: Planner,
-    say: Progress = lambda text: None,
+    report_progress: Progress = lambda text: None,
     load_graph: Callable[[Request], Graph] | None = None,
     known: Plan | None = None,
     breadths: Sequence[Breadth] = WHOLE_SEARCH,
 ) -> StagedPlan | None:
     """Return the best plan with stages that fits; None if none is quicker than the `known` plan of one stage, by the last of `breadths`."""
-    return _StageSearch(planner, say, load_graph, known, breadths).run()
+    return _StageSearch(planner, report_progress, load_graph, known, breadths).run()
 
 
 def find_smallest_stages(
-    planner: Planner, say: Progress, load_graph: Callable[[Request], Graph] | None
+    planner: Planner, report_progress: Progress, load_graph: Callable[[Request], Graph] | None
 ) -> StagedPlan | None:
     """Return a plan with stages of little memory, for an answer where none fits; None if the model has none."""
-    return _StageSearch(planner, say, load_graph, None).find_smallest()
+    return _StageSearch(planner, report_progress, load_graph, None).find_smallest()
 
 
 class _StageSearch:
@@ -113,12 +113,12 @@ class _StageSearch:
     def __init__(
         self,
         planner: Planner,
-        say: Progress,
+        report_progress: Progress,
         load_graph: Callable[[Request], Graph] | None,
         known: Plan | None,
         breadths: Sequence[Breadth] = WHOLE_SEARCH,
     ) -> None:
-        self.first, self.say, self.breadths = planner, say, breadths
+        self.first, self.report_progress, self.breadths = planner, report_progress, breadths
         self.below_s = known.cost.step_time_s / breadths[-1].least_gain if known else math.inf
         self.min_compute_s = least_compute_s(known) if known else 0.0
         self.host_s = least_host_s(planner, known) if known else (0.0, 0.0)
@@ -127,7 +127,7 @@ class _StageSearch:
         admitted = planner.request.zero_stages
         zero_stages = tuple(z for z in ZERO_STAGES if z <= highest and z in admitted) or (highest,)
         self.estimates = DegreeEstimates(planner, zero_stages, self.form)
-        self.models = WholeModels(planner, say, load_graph, self.form)
+        self.models = WholeModels(planner, report_progress, load_graph, self.form)
         self.micro_batches: dict[tuple[int, int, str], tuple[float, float]] = {}
         self.best: tuple[Plan, Planner, PipelineDegrees] | None = None
         self.shared_s: dict[PipelineDegrees, float] = {}
@@ -160,7 +160,7 @@ class _StageSearch:
         # Few ranks share the states of embedding and head among more GPUs, many hold fewer whole weights where no data rank shards them.
         requested, found = self.first.request.recompute, list[StagedPlan]()
         for d in dict.fromkeys(replace(d, zero=self.estimates.zero_stages[-1]) for d in (*most[:1], *most[-1:])):
-            self.say(Sentence(f"the least memory of {d.ranks} stages, each on ", d.mesh.term))
+            self.report_progress(Sentence(f"the least memory of {d.ranks} stages, each on ", d.mesh.term))
             problem = self.models.problem(
                 d, STRONG_RECOMPUTATIONS[-1] if requested == "auto" else requested, uniform=True
             )
@@ -177,7 +177,7 @@ class _StageSearch:
         least, most = min(MICRO_BATCH_SAMPLES), max(MICRO_BATCH_SAMPLES)
         # Seconds and bytes grow nearly linearly with the samples: 0.33, 0.57 and 1.01 s for 1, 2 and 4 of EXAONE-4 32B on four GPUs.
         for d in sorted(first.values(), key=lambda d: least < d.samples < most):
-            self.say("degrees of pipeline stages")
+            self.report_progress("degrees of pipeline stages")
             few, many = (self.micro_batches.get((d.tensor, n, d.inner)) for n in (least, most))
             if least < d.samples < most and few and many:
                 share = (d.samples - least) / (most - least)
@@ -293,7 +293,7 @@ class _StageSearch:
     def try_degrees(self, d: PipelineDegrees, limit: float) -> bool:
         """Search the best cut of some degrees. Returns whether its plan is the best so far."""
         stages = f"{d.ranks * d.virtual} stages on {d.ranks} x "
-        self.say(Sentence(stages, d.mesh.term, f", {d.micro_batches} micro-batches"))
+        self.report_progress(Sentence(stages, d.mesh.term, f", {d.micro_batches} micro-batches"))
         planner = self.models.planner(d)
         if planner is None:
             return False

@@ -46,11 +46,11 @@ class WholeModels:
     def __init__(
         self,
         first: Planner,
-        say: Progress,
+        report_progress: Progress,
         load_graph: Callable[[Request], Graph] | None,
         form: ToolStages | None,
     ) -> None:
-        self.first, self.say, self.load_graph, self.form = first, say, load_graph, form
+        self.first, self.report_progress, self.load_graph, self.form = first, report_progress, load_graph, form
         self.planners: dict[tuple[int, int], Planner | None] = {}
         self.policies: dict[tuple[ModelKey, str, float], tuple[CopyPolicy | None, float]] = {}
         self.uniform: tuple[tuple[ModelKey, str], Problem | None] | None = None
@@ -149,7 +149,7 @@ class WholeModels:
         a smaller bound."""
         key = d.whole_model
         if key not in self.model_s:
-            self.say(Sentence(f"the whole model on {d.ranks} x ", d.mesh.term, f", ZeRO {d.zero}"))
+            self.report_progress(Sentence(f"the whole model on {d.ranks} x ", d.mesh.term, f", ZeRO {d.zero}"))
             problem = self.bounding_problem(d)
             with self.first.clock("search"):
                 max_s = limit / d.lower_bound_s(1.0)  # the bound is linear in S

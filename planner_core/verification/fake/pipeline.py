@@ -66,11 +66,11 @@ def verify_fake_stages(
     }
 
 
-def _run_all_ranks(plan: Plan, say: Callable[[str], object] = lambda text: None) -> list[dict[str, Any]]:
+def _run_all_ranks(plan: Plan, report_progress: Callable[[str], object] = lambda text: None) -> list[dict[str, Any]]:
     assert plan.pipeline is not None
     recordings, measurements = SharedRecordings(), []
     for rank in range(plan.pipeline.ranks):
-        say(f"one step of a GPU of rank {rank} of 0 to {plan.pipeline.ranks - 1}")
+        report_progress(f"one step of a GPU of rank {rank} of 0 to {plan.pipeline.ranks - 1}")
         measurements.append(_run_rank(plan, rank, recordings))
     return measurements
 

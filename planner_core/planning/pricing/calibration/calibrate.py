@@ -146,7 +146,7 @@ def _make_calibration(
 
 
 def fit_step(
-    step: MeasuredStep, source: str, say: Progress = lambda text: None, known: Gpu | None = None
+    step: MeasuredStep, source: str, report_progress: Progress = lambda text: None, known: Gpu | None = None
 ) -> Calibration:
     """Fit the share of the peak that products reach in a run, so that the predicted speed of one whole run is the measured speed.
     `known`: a GPU with other constants that were calibrated before."""
@@ -154,7 +154,7 @@ def fit_step(
     if known is not None:
         cluster = replace_gpu(cluster, known)
     check_statement(step.stated, cluster)
-    first = Pricer(step.model, cluster, None, say)
+    first = Pricer(step.model, cluster, None, report_progress)
 
     def speed(factor: float) -> Speed:
         gpu = replace(cluster.gpu, flops_efficiency=min(1.0, cluster.gpu.flops_efficiency * factor))
