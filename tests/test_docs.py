@@ -12,6 +12,7 @@ import planner_core as shardscope
 from planner_core.cli.main import _make_parser
 from planner_core.planning.methods import TARGETS
 from tests.support.snippets import ROOT, Session, Snippet, same, snippets, steps
+from tests.test_architecture import ORDER
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("C*.md")])
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -139,3 +140,47 @@ def test_the_code_names_pages_that_are_there() -> None:
     named = {(p, name) for p, text in texts for name in re.findall(r"(?<![\w/\"])[\w/]*[A-Z_]{3,}\.md\b", text)}
     missing = {(file, name) for file, name in named if not (ROOT / name).exists()}
     assert named and not missing
+
+
+OF_OTHERS = re.compile(
+    r"(torch|transformers|uop|_ops)/|(models/llama3/parallelize|configs/7B_sft)\.py|path/to/|.*\b(NAME|NN)\b"
+)
+"""Paths in pages that are none of this project: of libraries, of programs that STYLE and PUBLISHED read, and where a name is to be put."""
+
+
+def named_paths(page: str) -> set[str]:
+    """Return the Python files and the folders of this project that a page names with their folder: `a/{b,c}.py` names two."""
+    page = re.sub(
+        r"([\w/]+/)\{([\w,]+)\}(\S*\.py)", lambda m: " ".join(f"{m[1]}{name}{m[3]}" for name in m[2].split(",")), page
+    )
+    files = re.findall(r"(?<![\w./-])(?:[\w-]+/)+[\w-]+\.py\b", page)
+    folders = re.findall(r"(?<![\w./-])(?:planner_core|explorer|bench|tests|assets)/[\w/-]*\w\b(?![.{])", page)
+    return {path for path in (*files, *folders) if not OF_OTHERS.match(path)}
+
+
+def test_the_pages_name_files_and_folders_that_are_there() -> None:
+    tops = [ROOT / name for name in ("planner_core", "explorer", "bench", "tests", "assets", "examples")]
+    places = [p.relative_to(ROOT) for top in tops for p in (top, *top.rglob("*"))]
+    # `planning/pipeline.py` is enough where a page tells of `planner_core`.
+    ends = {"/".join(p.parts[k:]) for p in places for k in range(len(p.parts))}
+    missing = {p.name: gone for p in PAGES if p.name != "CHANGELOG.md" and (gone := named_paths(read(p)) - ends)}
+    assert not missing
+    assert named_paths("`core/{graph,plan}.py`, tests/models") == {"core/graph.py", "core/plan.py", "tests/models"}
+    assert "core/plan.py" not in ends
+
+
+# --- architecture -----------------------------------------------------------------------------------------
+
+
+def test_the_pages_list_the_packages_in_the_order_of_their_imports() -> None:
+    core, explorer = ORDER.values()
+    design, tree = read(ROOT / "docs" / "DESIGN.md"), snippets(read(ROOT / "CONTRIBUTING.md"))[0].text
+    table = design.partition("| package of `planner_core` |")[2].partition("\n\n")[0]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == core
+    assert f"`{' '.join(explorer)}`" in design
+    assert f"only those before it\nin `{' '.join(core)}`" in read(ROOT / "README.md")
+    # Two trees stand side by side.
+    head, *lines = tree.splitlines()
+    edge = head.index("explorer/")
+    for column, names in ((slice(edge), core), (slice(edge, None), explorer)):
+        assert tuple(line[column].split()[0] for line in lines[: len(names)]) == names
