@@ -92,14 +92,14 @@ def plan_model(
     request: Request,
     graph: GraphSource = None,
     progress: Progress | None = None,
-    like: Planner | None = None,
+    earlier_planner: Planner | None = None,
     show_first: Callable[[Plan], None] | None = None,
     passes: Mapping[str, Pass] | None = None,
     searched: tuple[Planner, Plan] | None = None,
 ) -> Result:
     """Find the best plan of a request, then run the passes behind it.
 
-    `like` and `searched` are those of `choose_step`. `show_first` gets the first plan on meshes of two axes,
+    `earlier_planner` and `searched` are those of `choose_step`. `show_first` gets the first plan on meshes of two axes,
     with its bound, or one with stages that is much quicker, before proofs and the passes that take most of the time.
     `passes`: those of `PASSES` by default, and none for a caller that reads the best plan only. No pass changes the best plan of
     another method than the exact search, and for T5-large the passes take half of TAP's time.
@@ -118,7 +118,7 @@ def plan_model(
             show_first(staged.plan if staged else plan)
 
     try:
-        draft = replace(choose_step(first, graph, report_progress, like, show, searched), request=request)
+        draft = replace(choose_step(first, graph, report_progress, earlier_planner, show, searched), request=request)
     except NoPlanFits as error:
         draft, passes = _choose_stages_alone(request, error, graph, report_progress), {}
     for name, apply_pass in (PASSES if passes is None else passes).items():
@@ -205,12 +205,12 @@ def choose_step(
     request: Request,
     graph: GraphSource,
     report_progress: Progress,
-    like: Planner | None = None,
+    earlier_planner: Planner | None = None,
     show_first: ShowFirst = lambda planner, plan: None,
     searched: tuple[Planner, Plan] | None = None,
 ) -> Draft:
     """Return the planner and the best plan on meshes of two axes: the number of micro-batches, the mesh, what is recomputed, and every
-    placement. `like`: an earlier planner of the same model, whose graphs serve again. `show_first` gets the first plan that is known.
+    placement. The `earlier_planner` of the same model lends its graphs. `show_first` gets the first plan that is known.
     `searched`: what `choose_micro_batches` returned for this request, so that it is not searched again.
 
     Raises PlannerError, and NoPlanFits if no plan fits the memory budget that the user gave.
@@ -223,10 +223,10 @@ def choose_step(
             planner, chosen = choose_for_micro_batch_size(request, graph, report_progress)
             show_first(planner, chosen)
         elif aim is not None and request.bounding_tool is None:
-            planner, chosen, notes = _choose_for_other_aim(request, graph, report_progress, like, show_first)
+            planner, chosen, notes = _choose_for_other_aim(request, graph, report_progress, earlier_planner, show_first)
         elif request.bounding_tool is None:
             planner, chosen = searched or choose_micro_batches(
-                request, graph, report_progress, like=like, show_first=show_first
+                request, graph, report_progress, earlier_planner=earlier_planner, show_first=show_first
             )
         else:
             planner, chosen, free = choose_for_tool(request, graph, report_progress)
@@ -241,7 +241,11 @@ def choose_step(
 
 
 def _choose_for_other_aim(
-    request: Request, graph: GraphSource, report_progress: Progress, like: Planner | None, show_first: ShowFirst
+    request: Request,
+    graph: GraphSource,
+    report_progress: Progress,
+    earlier_planner: Planner | None,
+    show_first: ShowFirst,
 ) -> tuple[Planner, Plan, tuple[Note, ...]]:
     """Return the planner and the plan of a request that makes something else least than the step's time, and a note on its workload.
 
@@ -250,22 +254,24 @@ def _choose_for_other_aim(
     searched with the plan itself. Raises NoPlanFits and InputError.
     """
     if not leaves_number_open(request, graph) and request.recompute != "auto":
-        return *choose_micro_batches(request, graph, report_progress, like=like, show_first=show_first), ()
+        return *choose_micro_batches(
+            request, graph, report_progress, earlier_planner=earlier_planner, show_first=show_first
+        ), ()
     title = METHODS[request.method].title if METHODS[request.method].objective else "the least communication"
     with suppress(NoPlanFits):
         quickest = choose_step(
-            replace(request, method=EXACT.name, objective="time", prove=False), graph, report_progress, like
+            replace(request, method=EXACT.name, objective="time", prove=False), graph, report_progress, earlier_planner
         )
         known = quickest.planner.request
         shared = replace(request, batch=known.batch, accumulate=known.accumulate, recompute=known.recompute)
         if quickest.chosen.fits:
-            planner, plan = choose_micro_batches(shared, graph, report_progress, like=quickest.planner)
+            planner, plan = choose_micro_batches(shared, graph, report_progress, earlier_planner=quickest.planner)
             if plan.fits:
                 show_first(planner, plan)
                 return planner, plan, (note_shared_workload(planner.workload, title),)
-    return *choose_micro_batches(request, graph, report_progress, like=like, show_first=show_first), (
-        note_own_workload(title),
-    )
+    return *choose_micro_batches(
+        request, graph, report_progress, earlier_planner=earlier_planner, show_first=show_first
+    ), (note_own_workload(title),)
 
 
 def close_gap(draft: Draft) -> tuple[Draft, str]:

@@ -167,19 +167,19 @@ class Chain:
     them settles is settled for all.
     """
 
-    def __init__(self, problem: Problem, run: Run, unit: UnitCost, like: Chain | None = None) -> None:
-        """`like` is a chain of the same block with as many copies, if one exists."""
+    def __init__(self, problem: Problem, run: Run, unit: UnitCost, first_chain: Chain | None = None) -> None:
+        """`first_chain` is a chain of the same block with as many copies, if one exists."""
         self.problem, self.run, self.unit = problem, run, unit
         self.boundary, self.compiled = boundary_of_run(problem, run), unit.first_variant
         self.count = len(run.calls)
         self._views: dict[int, View] = {}
-        self.bounds: RunBounds = RunBounds(np.zeros(0)) if like is None else like.bounds
+        self.bounds: RunBounds = RunBounds(np.zeros(0)) if first_chain is None else first_chain.bounds
         if self.is_whole:
             return
         # Bytes that are kept between two copies cost their price. Without a price of memory this is 0.
         self.between = unit.objective.weights()[Component.AFTER_FORWARD] * self.between_bytes  # [state]
         self.shape = [len(self.compiled.alive[v]) for v in self.boundary.shared]
-        if like is not None:
+        if first_chain is not None:
             return
         states = int(np.prod(self.shape, dtype=int))
         if states <= MAX_EAGER_STATES:

@@ -195,12 +195,12 @@ def test_what_an_earlier_request_took_changes_no_answer(monkeypatch: pytest.Monk
     request = replace(TIGHT, recompute="full", memory_gb=4.8)
     alone = plan_model(request, passes={})
     spent = alone.planner.changed(work=PointAllowance(0))
-    later = plan_model(request, like=spent, passes={})
+    later = plan_model(request, earlier_planner=spent, passes={})
     assert later.planner.effort == spent.effort and later.planner.graphs is spent.graphs
     assert (later.best.cost, later.best.bound) == (alone.best.cost, alone.best.bound)
     # An allowance that other requests had used up would show here: 70.67 ms instead of 70.57.
     monkeypatch.setattr(micro_batch_numbers, "PointAllowance", lambda points: spent.work)
-    starved = plan_model(request, like=spent, passes={})
+    starved = plan_model(request, earlier_planner=spent, passes={})
     assert starved.best.cost.gpu_time_s > later.best.cost.gpu_time_s * (1 + 1e-6)
 
 

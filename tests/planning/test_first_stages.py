@@ -38,9 +38,9 @@ def much_quicker() -> tuple[Plan, Plan, list[Planner | None]]:
     shown: list[Plan] = []
     earlier: list[Planner | None] = []
 
-    def prepare(*args: Any, like: Planner | None = None, **options: Any) -> Planner:
-        earlier.append(like)
-        return prepare_planner(*args, like=like, **options)
+    def prepare(*args: Any, earlier_planner: Planner | None = None, **options: Any) -> Planner:
+        earlier.append(earlier_planner)
+        return prepare_planner(*args, earlier_planner=earlier_planner, **options)
 
     with mock.patch.object(answer, "prepare_planner", prepare):
         (chosen,) = plan_model(MUCH_QUICKER, show_first=shown.append, passes={}).plans

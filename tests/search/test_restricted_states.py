@@ -90,18 +90,18 @@ def test_a_narrow_plan_is_one_of_the_wide_space() -> None:
     nets = build_networks(planner.coarse, planner.strategies, model)
     seen: list[StateRestriction] = []
 
-    def like(nets: ModelNetworks, restrict: Restriction | None) -> Problem:
+    def make_problem(nets: ModelNetworks, restrict: Restriction | None) -> Problem:
         assert restrict is None or isinstance(restrict, StateRestriction)
         seen.extend([restrict] if restrict else [])
         return build_problem(planner.coarse, planner.strategies, model, restrict, False, nets)
 
-    cut = restrict_states(nets, like, planner.coarse, None)
+    cut = restrict_states(nets, make_problem, planner.coarse, None)
     for (block, name), left in seen[-1].allowed.items():
         net = next(iter(nets.blocks[block].values())) if block else nets.top
         assert 0 < left.sum() <= len(left) == net.sizes[name]
     found = search_within_budget(cut)
     # Borne by copies, weights cost the same.
-    assert found.value == pytest.approx(search_within_budget(like(nets, seen[-1])).value, rel=1e-9)
+    assert found.value == pytest.approx(search_within_budget(make_problem(nets, seen[-1])).value, rel=1e-9)
     assert 0 < with_relaxed_bound(cut, found, "time", float("inf")).bound <= found.value
     assert 0 < bound_of_whole_space(cut, "time") <= found.value
 

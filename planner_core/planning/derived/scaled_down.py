@@ -264,11 +264,11 @@ def _other_layers(small: Forms, planned: Forms) -> dict[str, str]:
     others = {}
     for layer, forms in small_layers.items():
         stack = layer.rpartition(".")[0]
-        like = [
+        alike = [
             k for k, theirs in planned_layers.items() if k.rpartition(".")[0] == stack and _has_operators(theirs, forms)
         ]
-        if layer and like and layer not in like:
-            others[layer] = like[0]
+        if layer and alike and layer not in alike:
+            others[layer] = alike[0]
     return others
 
 

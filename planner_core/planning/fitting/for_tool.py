@@ -127,13 +127,13 @@ def choose_for_tool(request: Request, graph: GraphSource, report_progress: Progr
     stack = None if request.stack == request.tool else request.stack
     summed = request.with_tool_software().gradients
     unbounded = replace(request, tool=None, zero=None, stack=stack, gradients=summed)
-    like = None
+    earlier_planner = None
     if tool.find_fault:
-        like = MicroBatchNumbers.of_request(unbounded, graph, report_progress, MOMENT).first
+        earlier_planner = MicroBatchNumbers.of_request(unbounded, graph, report_progress, MOMENT).first
         # What the tool cannot be told at all has no best plan for it, and no search tells more of it.
-        if fault := tool.find_fault(like.graph):
+        if fault := tool.find_fault(earlier_planner.graph):
             raise InputError(fault, "; leave ", named("tool", request.tool), " out, or name another tool")
-    free = _choose_free(unbounded, graph, report_progress, like)
+    free = _choose_free(unbounded, graph, report_progress, earlier_planner)
     _check_samples(request, free)
     search_meshes: MeshSearch = partial(_search_layer_pairs, tool.pairs) if tool.pairs else choose_mesh
     candidates: list[tuple[Planner, Plan]] = []
@@ -166,10 +166,10 @@ def choose_for_tool(request: Request, graph: GraphSource, report_progress: Progr
 
 
 def _choose_free(
-    unbounded: Request, graph: GraphSource, report_progress: Progress, like: Planner | None = None
+    unbounded: Request, graph: GraphSource, report_progress: Progress, earlier_planner: Planner | None = None
 ) -> Plan:
-    """Return the best plan of one stage that no tool bounds. `like`: a planner of the same model, whose graphs serve again."""
-    least_work = choose_micro_batches(unbounded, graph, report_progress, like=like)
+    """Return the best plan of one stage that no tool bounds. The `earlier_planner` lends its graphs."""
+    least_work = choose_micro_batches(unbounded, graph, report_progress, earlier_planner=earlier_planner)
     return choose_shortest_step(unbounded, graph, *least_work, report_progress)[1]
 
 

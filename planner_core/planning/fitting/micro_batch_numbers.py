@@ -37,12 +37,19 @@ class MicroBatchNumbers:
 
     @staticmethod
     def of_request(
-        request: Request, source: GraphSource, report_progress: Progress, effort: Effort, like: Planner | None = None
+        request: Request,
+        source: GraphSource,
+        report_progress: Progress,
+        effort: Effort,
+        earlier_planner: Planner | None = None,
     ) -> MicroBatchNumbers:
-        """Return the numbers of a request, from one micro-batch on where it leaves the number open. `like`: as in `prepare_planner`."""
+        """Return the numbers of a request, from one micro-batch on where it leaves the number open. The `earlier_planner` is that
+        of `prepare_planner`."""
         several = leaves_number_open(request, source)
         asked = replace(request, accumulate=1) if several else request
-        first = prepare_planner(asked, source(asked) if callable(source) else source, report_progress, effort, like)
+        first = prepare_planner(
+            asked, source(asked) if callable(source) else source, report_progress, effort, earlier_planner
+        )
         # A request has an allowance of its own: what an earlier one with the same graphs took of its own must not change this answer.
         return MicroBatchNumbers(
             replace(first, work=PointAllowance(effort.request)), source, report_progress, several=several

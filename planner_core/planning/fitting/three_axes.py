@@ -143,13 +143,17 @@ def _parts_to_search(planner: Planner, plan: Plan) -> list[int]:
     return [gpus // 2] if shared and plan.pipeline is None and gpus % 2 == 0 else []
 
 
-def _plan_part(request: Request, source: GraphSource, report_progress: Progress, like: Planner, most: float) -> Plan:
+def _plan_part(
+    request: Request, source: GraphSource, report_progress: Progress, earlier_planner: Planner, most: float
+) -> Plan:
     """Return the best plan of a request on a part of a cluster, as it is for a request of that cluster alone: of the micro-batch that was
     asked for, if one was, and with waits for the host. Raises PlannerError."""
     if request.micro_batch is not None:
         best = choose_for_micro_batch_size(request, source, report_progress)
     else:
-        best = choose_micro_batches(request, source, report_progress, search=partial(_best_below, most), like=like)
+        best = choose_micro_batches(
+            request, source, report_progress, search=partial(_best_below, most), earlier_planner=earlier_planner
+        )
     return choose_shortest_step(request, source, *best, report_progress)[1]
 
 

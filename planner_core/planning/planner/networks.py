@@ -75,13 +75,13 @@ class Networks:
             return self.problems[key, uniform, at_least]
         nets = self._tables(key, model, at_least)
 
-        def like(nets: ModelNetworks, restrict: Restriction | None) -> Problem:
+        def make_problem(nets: ModelNetworks, restrict: Restriction | None) -> Problem:
             return build_problem(self.coarse, self.strategies, model, restrict, uniform, nets)
 
         try:
-            problem = like(nets, restrict)
+            problem = make_problem(nets, restrict)
         except TooWide:
-            problem = restrict_states(nets, like, self.coarse, restrict)
+            problem = restrict_states(nets, make_problem, self.coarse, restrict)
         problem = problem.with_point_limit(self.max_points)
         if not at_least:
             # By networks that do not keep this problem: one that held its own keeper would live until a collection of cycles.

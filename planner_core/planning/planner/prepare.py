@@ -36,11 +36,11 @@ def prepare_planner(
     graph: Graph | None = None,
     report_progress: Progress = lambda text: None,
     effort: Effort = THOROUGH,
-    like: Planner | None = None,
+    earlier_planner: Planner | None = None,
 ) -> Planner:
     """Return the planner of a request: all that does not depend on the mesh.
 
-    `like`: another planner of the same model, with which it shares the clock and the graphs; of the same effort also what is left of the
+    It shares the clock and the graphs with the `earlier_planner` of the same model; with one of the same effort also what is left of the
     work for proofs. Raises InputError.
     """
     request.check()
@@ -48,8 +48,10 @@ def prepare_planner(
         raise InputError(named("method", request.method), f" is not one of {', '.join(METHODS)}")
     if request.objective not in OBJECTIVES:
         raise InputError(named("objective", request.objective), f" is not one of {', '.join(OBJECTIVES)}")
-    clock, graphs = (like.clock, like.graphs) if like else (Clock(), BatchGraphs())
-    work = like.work if like and like.effort == effort else PointAllowance(effort.request)
+    clock, graphs = (earlier_planner.clock, earlier_planner.graphs) if earlier_planner else (Clock(), BatchGraphs())
+    work = (
+        earlier_planner.work if earlier_planner and earlier_planner.effort == effort else PointAllowance(effort.request)
+    )
     cluster = load_cluster(request.cluster)
     _check_memory(request, cluster)
     if request.layout is not None:

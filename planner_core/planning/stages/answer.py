@@ -44,19 +44,19 @@ def find_staged_plans(
     shown: Iterable[Plan],
     report_progress: Progress = lambda text: None,
     source: GraphSource = None,
-    like: Planner | None = None,
+    earlier_planner: Planner | None = None,
 ) -> tuple[tuple[StagedPlan, ...], str]:
     """Find the best plan with stages for the same samples a step, after the best of those that a stock tool can be told.
 
     The best of all is the last (docs/CONTRACT.md). There are none unless stages are quicker than the `chosen` plan of one stage. The
     sentence says so, or whether one of the `shown` plans is. Where no plan fits, there is one with stages that does not fit either, if one
-    was found that takes less memory. `like`: the planner of the chosen plan, whose graphs are reused."""
+    was found that takes less memory. `earlier_planner`: the planner of the chosen plan, whose graphs are reused."""
     if not may_use_stages(request, load_cluster(request.cluster), source):
         return (), "one node, or the request or the model leaves no room for stages"
-    if staged := _list_staged_plans(request, chosen, report_progress, source, like):
+    if staged := _list_staged_plans(request, chosen, report_progress, source, earlier_planner):
         return staged, "stages are quicker"
     found = why_no_stages(chosen, shown)
-    smallest = None if chosen.fits else _find_smallest(request, chosen, report_progress, source, like)
+    smallest = None if chosen.fits else _find_smallest(request, chosen, report_progress, source, earlier_planner)
     if smallest is None:
         return (), found
     found = f"{found}; {smallest.plan.notes[0]}"
@@ -64,13 +64,13 @@ def find_staged_plans(
 
 
 def add_free_stages(
-    free: FreeBest, report_progress: Progress, source: GraphSource = None, like: Planner | None = None
+    free: FreeBest, report_progress: Progress, source: GraphSource = None, earlier_planner: Planner | None = None
 ) -> FreeBest | None:
     """Return the best plan that no tool bounds, with or without stages; None if stages could not be searched."""
     if not may_use_stages(free.request, load_cluster(free.request.cluster), source):
         return free
     try:
-        staged = _find_staged_plan(free.request, free.plan, report_progress, source, like)
+        staged = _find_staged_plan(free.request, free.plan, report_progress, source, earlier_planner)
     except PlannerError:
         return None
     return replace(free, plan=staged.plan if staged else free.plan, has_stages=True)
@@ -93,7 +93,7 @@ def find_first_staged_plan(
     chosen: Plan,
     report_progress: Progress = lambda text: None,
     source: GraphSource = None,
-    like: Planner | None = None,
+    earlier_planner: Planner | None = None,
 ) -> StagedPlan | None:
     """Find a plan with stages for a first answer, by a search of about a second; None unless it is much quicker than the `chosen` plan."""
     # A narrowed network bounds no cut: the search of stages would build the model for one sample, and find none. Example: Zamba2, 1.1 s.
@@ -101,24 +101,24 @@ def find_first_staged_plan(
     free = may_use_stages(request, load_cluster(request.cluster), source)
     if free and not is_narrowed and may_gain_much(chosen):
         with suppress(PlannerError):  # the answer of one stage stands without it
-            if staged := _find_staged_plan(request, chosen, report_progress, source, like, FIRST_SEARCH):
+            if staged := _find_staged_plan(request, chosen, report_progress, source, earlier_planner, FIRST_SEARCH):
                 return _add_notes(staged, chosen, request.bounding_tool)
     return None
 
 
 def _list_staged_plans(
-    request: Request, chosen: Plan, report_progress: Progress, source: GraphSource, like: Planner | None
+    request: Request, chosen: Plan, report_progress: Progress, source: GraphSource, earlier_planner: Planner | None
 ) -> tuple[StagedPlan, ...]:
     """Return the plans of `find_staged_plans`. A tool's request gets the best plan of that tool alone, and a model that the stock tool
     cannot state the best of all alone."""
-    best = _find_staged_plan(request, chosen, report_progress, source, like)
+    best = _find_staged_plan(request, chosen, report_progress, source, earlier_planner)
     if best is None:
         return ()
     bounding = request.bounding_tool  # one that has stages (`may_use_stages`)
     # The second search costs about as much as the first, so the model is judged before it.
     if bounding or megatron_fault(chosen):
         return (_add_notes(best, chosen, bounding),)
-    stock = _find_staged_plan(replace(request, tool=STOCK_TOOL), chosen, report_progress, source, like)
+    stock = _find_staged_plan(replace(request, tool=STOCK_TOOL), chosen, report_progress, source, earlier_planner)
     if stock is None:
         return (_add_notes(best, chosen),)
     # Each search ends before all degrees are tried, so that of the tool may meet a better plan, which is one of all plans too.
@@ -136,10 +136,10 @@ def _list_staged_plans(
 
 
 def _find_smallest(
-    request: Request, chosen: Plan, report_progress: Progress, source: GraphSource, like: Planner | None
+    request: Request, chosen: Plan, report_progress: Progress, source: GraphSource, earlier_planner: Planner | None
 ) -> StagedPlan | None:
     """Find a plan with stages of little memory where no plan fits. Its note says what it takes beside the `chosen` plan."""
-    prepared = _prepare_search(request, chosen, source, like)
+    prepared = _prepare_search(request, chosen, source, earlier_planner)
     smallest = find_smallest_stages(prepared[0], report_progress, prepared[1]) if prepared else None
     if smallest is None or smallest.plan.pipeline is None:
         return None
@@ -196,18 +196,18 @@ def _find_staged_plan(
     chosen: Plan,
     report_progress: Progress,
     source: GraphSource,
-    like: Planner | None,
+    earlier_planner: Planner | None,
     breadths: Sequence[Breadth] = WHOLE_SEARCH,
 ) -> StagedPlan | None:
     """Find the best plan with stages that the request's tool can be told; None unless it is quicker than the `chosen` plan."""
-    prepared = _prepare_search(request, chosen, source, like)
+    prepared = _prepare_search(request, chosen, source, earlier_planner)
     if prepared is None:
         return None
     return search_stages(prepared[0], report_progress, prepared[1], chosen if chosen.fits else None, breadths)
 
 
 def _prepare_search(
-    request: Request, chosen: Plan, source: GraphSource, like: Planner | None
+    request: Request, chosen: Plan, source: GraphSource, earlier_planner: Planner | None
 ) -> tuple[Planner, Callable[[Request], Graph] | None] | None:
     """Return the planner of a search with the samples of the `chosen` plan, and what loads graphs of others; None if the model has no
     such micro-batch."""
@@ -215,7 +215,7 @@ def _prepare_search(
     load_graph = source if callable(source) else None
     try:
         return prepare_planner(
-            staged_request, load_graph(staged_request) if load_graph else None, like=like
+            staged_request, load_graph(staged_request) if load_graph else None, earlier_planner=earlier_planner
         ), load_graph
     except InputError:
         return None

@@ -88,7 +88,7 @@ class WholeModels:
                 request = replace(self.first.request, batch=self.first.workload.batch, accumulate=d.micro_batches)
                 try:
                     graph = self.load_graph(request) if self.load_graph else None
-                    other = prepare_planner(request, graph, like=self.first)
+                    other = prepare_planner(request, graph, earlier_planner=self.first)
                 except InputError:
                     other = None
             self.planners[key] = other and with_zero(other, d.zero)

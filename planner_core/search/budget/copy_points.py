@@ -116,15 +116,15 @@ class RunPoints:
         """
         return id(self.chain.bounds), np.round(self.margin / (ROUNDING * self.goal.limit)).tobytes()
 
-    def points(self, like: RunPoints | None = None) -> Points:
-        """Return the points of the run, by entry of the top variables that it touches: those of a run of the same kind, if `like` is one
-        that has them. Raises TooManyPoints."""
-        if like is not None:
-            self.points_by_row = like.points_by_row
+    def points(self, same_kind: RunPoints | None = None) -> Points:
+        """Return the points of the run, by entry of the top variables that it touches. `same_kind`: a run of this kind that has them.
+        Raises TooManyPoints."""
+        if same_kind is not None:
+            self.points_by_row = same_kind.points_by_row
             if self.chain.is_whole:
-                self.block = like.block
+                self.block = same_kind.block
             else:
-                self.lines, self.forming = like.lines, like.forming
+                self.lines, self.forming = same_kind.lines, same_kind.forming
         elif self.chain.is_whole:
             self.block = self.make_copy_points(self.chain, self.goal, 0, self.margin)
             self.points_by_row = self.goal.as_rows(self.block.points)

@@ -67,8 +67,8 @@ def enumerate_points(
     first_of_kind: dict[tuple[int, bytes], RunPoints] = {}
     sets = []
     for c in copies:
-        like = first_of_kind.setdefault(c.kind, c)
-        sets.append((c.names, c.points(None if like is c else like)))
+        first = first_of_kind.setdefault(c.kind, c)
+        sets.append((c.names, c.points(None if first is c else first)))
     # A run of 32 copies is one set of points over the top variables that it touches, so the top network carries it like any table.
     points = tree.enumerate_points(goal.row_tables(problem.top.factors), sets, goal.row_pruning)
     return ModelPoints(problem, goal.objective, tree, copies, goal.sums_of_rows(points.cost))

@@ -69,7 +69,7 @@ def choose_micro_batches(
     *,
     search: MeshSearch = choose_mesh,
     effort: Effort | None = None,
-    like: Planner | None = None,
+    earlier_planner: Planner | None = None,
     show_first: ShowFirst = lambda planner, plan: None,
 ) -> PlannedNumber:
     """Return the planner of the best number of micro-batches, and its plan; if nothing fits, the plan of least memory.
@@ -79,7 +79,7 @@ def choose_micro_batches(
     Args:
         search: The search over the meshes of one number.
         effort: What proofs may take; None: a moment, or all that it takes where the request says `prove`.
-        like: An earlier planner of the same model, whose graphs are used again.
+        earlier_planner: An earlier planner of the same model, whose graphs are used again.
         show_first: Gets one plan as soon as a good one is known, at the latest that of the search without proof, with a bound that holds
             for all numbers; where nothing can fit, that of least memory with the first number.
 
@@ -88,7 +88,7 @@ def choose_micro_batches(
         InputError: The request is wrong.
     """
     effort = effort or (THOROUGH if request.prove else MOMENT)
-    numbers = MicroBatchNumbers.of_request(request, graph, report_progress, effort, like)
+    numbers = MicroBatchNumbers.of_request(request, graph, report_progress, effort, earlier_planner)
     task = SearchTask(numbers, search, report_progress, show_first)
     state = search_without_proof(task)
     if (best := state.best_fitting.solution) is not None:
