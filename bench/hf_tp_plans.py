@@ -114,8 +114,8 @@ def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
     mesh = candidate_meshes(request, planner.cluster)[0]
     found: dict[str, Any] = {}
     plans: list[Any] = []
-    for who, free in (("theirs", False), ("ours", True)):
-        rules = vendor_rules(graph, mesh, free=free)
+    for who, along_any_dim in (("theirs", False), ("ours", True)):
+        rules = vendor_rules(graph, mesh, along_any_dim=along_any_dim)
         if rules is None:
             return {"outcome": "names nothing"}
         problem = planner.problem(planner.cost_model(mesh, zero=0), rules)

@@ -92,9 +92,9 @@ def _results() -> ResultCache[tuple[str, Request, frozenset[str]], Result]:
 
 def _may_have_stages(request: Request, known: Result) -> bool:
     # A tool without stages is compared with the best plan of all, which may have some.
-    free = replace(request, tool=None)
+    of_any_tool = replace(request, tool=None)
     return not request.model.startswith(settings.EXPORTED_PREFIX) and may_use_stages(
-        free, load_cluster(request.cluster)
+        of_any_tool, load_cluster(request.cluster)
     )
 
 

@@ -66,8 +66,8 @@ from planner_core.ops.strategy import (
     GroupStrategy,
     SegmentMap,
     block_strategies,
-    free_tokens,
     graph_strategies,
+    strategies_of_any_samples,
 )
 from planner_core.ops.traffic import (
     FUSED,

@@ -77,7 +77,7 @@ def graph_strategies(coarse: CoarseGraph) -> dict[str, BlockStrategies]:
     return {**strategies, "": replace(strategies[""], segments=segments)}
 
 
-def free_tokens(strategies: Mapping[str, BlockStrategies]) -> dict[str, BlockStrategies]:
+def strategies_of_any_samples(strategies: Mapping[str, BlockStrategies]) -> dict[str, BlockStrategies]:
     """Return the strategies of a superset of what an operator can run: a view may join sharded tokens however many samples there are.
 
     Then a plan for fewer samples is a plan for more of them too. Example: [1, 8] to [8] in 4 parts moves nothing, and no mesh shards the

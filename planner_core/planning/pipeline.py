@@ -33,7 +33,7 @@ from planner_core.planning.fitting.baselines import (
     plan_baselines,
     plan_stated_layout,
 )
-from planner_core.planning.fitting.for_tool import FreeBest, choose_for_tool
+from planner_core.planning.fitting.for_tool import BestWithoutTool, choose_for_tool
 from planner_core.planning.fitting.front import (
     leave_out_beaten,
     name_trade_offs,
@@ -78,7 +78,7 @@ from planner_core.planning.request import THOROUGH, Progress, Request, note_defa
 from planner_core.planning.result import STAGES, Result, append_staged
 from planner_core.planning.stages import (
     StagedPlan,
-    add_free_stages,
+    add_stages_without_tool,
     find_first_staged_plan,
     find_staged_plans,
     find_stages_in_budget,
@@ -135,7 +135,7 @@ def plan_model(
         notes=draft.notes,
         reasons=draft.reasons,
         planners=draft.planners,
-        free=draft.free,
+        best_without_tool=draft.best_without_tool,
     )
     return append_staged(
         _describe_method(result, METHODS[request.method]), ((one.plan, one.planner) for one in draft.staged)
@@ -169,7 +169,7 @@ class Draft:
     planner: Planner
     chosen: Plan
     report_progress: Progress
-    free: FreeBest | None = None
+    best_without_tool: BestWithoutTool | None = None
     """The best plan that no tool bounds, if the request names one that does."""
     notes: tuple[Note, ...] = ()
     leading: tuple[Plan, ...] = ()
@@ -215,7 +215,7 @@ def choose_step(
 
     Raises PlannerError, and NoPlanFits if no plan fits the memory budget that the user gave.
     """
-    free: FreeBest | None = None
+    best_without_tool: BestWithoutTool | None = None
     notes: tuple[Note, ...] = ()
     aim = METHODS.get(request.method, EXACT).describe_aim(request.objective)
     try:
@@ -229,7 +229,7 @@ def choose_step(
                 request, graph, report_progress, earlier_planner=earlier_planner, show_first=show_first
             )
         else:
-            planner, chosen, free = choose_for_tool(request, graph, report_progress)
+            planner, chosen, best_without_tool = choose_for_tool(request, graph, report_progress)
             show_first(planner, chosen)
         if request.bounding_tool is None:
             planner, chosen = choose_shortest_step(request, graph, planner, chosen, report_progress)
@@ -237,7 +237,7 @@ def choose_step(
         raise error.with_memory() from None
     # What fills the memory is found by a walk through every layer: for the plan that is shown, not for each that was tried.
     chosen = replace(chosen, notes=(*chosen.notes, *note_memory(chosen, planner)))
-    return Draft(request, graph, planner, chosen, report_progress, free, notes)
+    return Draft(request, graph, planner, chosen, report_progress, best_without_tool, notes)
 
 
 def _choose_for_other_aim(
@@ -448,8 +448,13 @@ def add_first_stages(draft: Draft) -> tuple[Draft, str]:
 
 def search_stages(draft: Draft) -> tuple[Draft, str]:
     """Search the best plan with pipeline stages, where stages may win and the request leaves them open; and without the request's tool."""
-    if draft.free is not None:
-        draft = replace(draft, free=add_free_stages(draft.free, draft.report_progress, draft.source, draft.planner))
+    if draft.best_without_tool is not None:
+        draft = replace(
+            draft,
+            best_without_tool=add_stages_without_tool(
+                draft.best_without_tool, draft.report_progress, draft.source, draft.planner
+            ),
+        )
     asked = draft.request, draft.chosen, draft.usual, draft.report_progress, draft.source, draft.planner
     try:
         staged, reason = find_staged_plans(*asked)

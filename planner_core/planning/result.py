@@ -47,7 +47,7 @@ from planner_core.core import (
 )
 from planner_core.cost import Component
 from planner_core.ops import CoarseGraph
-from planner_core.planning.fitting.for_tool import FreeBest, ToolPrice, compare_with_free, runs_on_stock_tools
+from planner_core.planning.fitting.for_tool import BestWithoutTool, ToolPrice, compare_without_tool, runs_on_stock_tools
 from planner_core.planning.fitting.front import leave_out_beaten, note_beaten_corners
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import UnevenBatch, find_uneven_batch
@@ -170,7 +170,7 @@ class Result:
     """By pass: why it chose as it did."""
     planners: Mapping[int, Planner] = field(default_factory=dict)
     """By the samples of a global micro-batch: the planner of each plan with another number of micro-batches than the chosen one."""
-    free: FreeBest | None = None
+    best_without_tool: BestWithoutTool | None = None
     """The best plan that no tool bounds, if the request names one that does."""
 
     def __repr__(self) -> str:
@@ -246,10 +246,10 @@ class Result:
     def tool_price(self) -> ToolPrice | None:
         """What the request's tool costs: the recommended plan beside the best that no tool bounds; None until stages are searched for
         both."""
-        free = self.free
-        if free is None or (not free.has_stages and may_use_stages(free.request, self.cluster, self.source)):
+        best = self.best_without_tool
+        if best is None or (not best.has_stages and may_use_stages(best.request, self.cluster, self.source)):
             return None
-        return compare_with_free(self.request, self.recommended, free)
+        return compare_without_tool(self.request, self.recommended, best)
 
     @cached_property
     def candidates(self) -> tuple[Candidates, ...]:

@@ -140,11 +140,11 @@ class _BudgetedSearch:
 
     def known_assignments(self) -> list[tuple[Objective, Assignment]]:
         """Return all solutions of earlier searches for this objective, at any prices of memory."""
-        free = self.objective.with_prices(0.0, 0.0)
+        unpriced = self.objective.with_prices(0.0, 0.0)
         return [
             (o, a)
             for o, a in self.problem.cache.exact.items()
-            if a is not None and isinstance(o, Objective) and replace(o, exact=True).with_prices(0.0, 0.0) == free
+            if a is not None and isinstance(o, Objective) and replace(o, exact=True).with_prices(0.0, 0.0) == unpriced
         ]
 
     def solve_at_prices(

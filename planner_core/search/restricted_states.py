@@ -189,15 +189,15 @@ def _move_weight_costs_to_calls(networks: ModelNetworks, coarse: CoarseGraph, pr
             # A weight that costs c[s] and is used by 12 calls: each call gets c[s] / 12, the top block gets -c[s] / 12 for each of them.
             # If all calls have the weight in state s, the parts cancel, so no plan's cost changes.
             part = np.min([cost[tensor_name(o)] / uses[o] for o in outer], axis=0)
-            free = np.ones(part.shape[1:], dtype=bool)
+            allowed = np.ones(part.shape[1:], dtype=bool)
             plain = part.copy()
             # A sum of maxima is not linear in its sides, so only seconds that are a plain sum can be moved from block to block.
             plain[: Component.STEP] = 0.0
             plain[Component.STEP] = prices[: Component.STEP + 1] @ part[: Component.STEP + 1]
             costs = Costs.of(plain)  # one object for all variants, so that they share the table
             for net in nets.values():
-                net.factors.append(Factor((tensor_name(v),), costs, free))
-            top.factors += [Factor((tensor_name(o),), -part, free) for o in outer]
+                net.factors.append(Factor((tensor_name(v),), costs, allowed))
+            top.factors += [Factor((tensor_name(o),), -part, allowed) for o in outer]
     return ModelNetworks(networks.runs, top, blocks)
 
 

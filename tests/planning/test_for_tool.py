@@ -173,8 +173,8 @@ def test_gradients_of_16_bits_are_summed_in_16_bits() -> None:
 def test_the_best_of_all_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSpeed sums gradients in 16 bits, so the plan beside it was searched first with sums in 32 bits, and then again."""
     searches: list[Request] = []
-    choose = for_tool._choose_free
-    monkeypatch.setattr(for_tool, "_choose_free", lambda *args: (searches.append(args[0]), choose(*args))[1])
+    choose = for_tool._choose_without_tool
+    monkeypatch.setattr(for_tool, "_choose_without_tool", lambda *args: (searches.append(args[0]), choose(*args))[1])
     asked = replace(ASKED, cluster="1x8-h100:gpus=2", tool="deepspeed", batch=4, seq=512, layers=2)
     plan = for_tool.choose_for_tool(asked, None, lambda text: None)[1]
     assert [one.gradients for one in searches] == [plan.workload.gradients] == ["bfloat16"]
@@ -299,14 +299,14 @@ def test_a_step_of_unknown_waits_is_compared_without_waits() -> None:
     asked = replace(ASKED, model="gpt2-xl", batch=8, accumulate=1)
     result = plan_model(replace(asked, tool="megatron"), passes={})
     price = result.tool_price
-    assert price is not None and price.step_s and price.free_step_s and price.free_wait_s
-    gpu_s = price.free_step_s - price.free_wait_s
+    assert price is not None and price.step_s and price.step_without_tool_s and price.wait_without_tool_s
+    gpu_s = price.step_without_tool_s - price.wait_without_tool_s
     (note,) = (str(n) for n in list_notes(result) if str(n).startswith("for megatron: "))
     share = f"{100 * abs(price.step_s / gpu_s - 1):.1f} %"
     assert "a step without waits for the host takes" in note and share in note
-    assert f"({time_amount(gpu_s)}, or {time_amount(price.free_step_s)} with its waits, which the" in note
+    assert f"({time_amount(gpu_s)}, or {time_amount(price.step_without_tool_s)} with its waits, which the" in note
     own = plan_model(replace(asked, tool="fsdp2"), passes={}).tool_price
-    assert own is not None and not own.free_wait_s, "FSDP2 has the script's kernels and host"
+    assert own is not None and not own.wait_without_tool_s, "FSDP2 has the script's kernels and host"
 
 
 def test_rows_of_megatron_say_whose_kernels_they_are_on() -> None:

@@ -73,8 +73,10 @@ def theirs_and_ours(graph: Graph, gpus: int = 8) -> tuple[Plan, float, float]:
     planner = prepare_planner(request, graph)
     mesh = candidate_meshes(request, planner.cluster)[0]
     found = []
-    for free in (False, True):
-        problem = planner.problem(planner.cost_model(mesh, zero=0), vendor_rules(graph, mesh, free=free))
+    for along_any_dim in (False, True):
+        problem = planner.problem(
+            planner.cost_model(mesh, zero=0), vendor_rules(graph, mesh, along_any_dim=along_any_dim)
+        )
         answer = search_within_budget(problem, objective="communication")
         assert answer.assignment is not None
         plan = planner.plan(problem, answer, "hf-expert", "hf-expert", "communication")

@@ -113,9 +113,9 @@ def test_the_price_of_a_tool_is_of_what_is_recommended(tool: str) -> None:
     price = result.tool_price
     assert price is not None and free.staged is not None
     assert price.step_s == result.recommended.cost.step_time_s
-    assert price.free_step_s == pytest.approx(min(p.cost.step_time_s for p in (free.staged, free.searched)))
+    assert price.step_without_tool_s == pytest.approx(min(p.cost.step_time_s for p in (free.staged, free.searched)))
     (note,) = (n.sentence for n in list_notes(result) if str(n).startswith(f"for {tool}: "))
-    free_s = price.free_step_s - price.free_wait_s
+    free_s = price.step_without_tool_s - price.wait_without_tool_s
     assert values_of(note, "bytes", "seconds")[:2] == [price.step_s, free_s]
     assert ("faster than" in note) == (price.step_s < free_s)
     assert note in text(result) and note in plan_report(result)["notes"]

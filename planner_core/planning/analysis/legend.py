@@ -92,15 +92,20 @@ def describe_tool_price(price: ToolPrice) -> Sentence:
     """Say how much slower or faster the best plan for a tool is than the best of all; empty where neither fits."""
     start = Sentence("for ", tool_term(price.tool), ": ")
     plans = "all plans on PyTorch's kernels" if price.own_kernels else "all plans"
-    if price.free_step_s is None:
+    if price.step_without_tool_s is None:
         return Sentence(start, f"the plan fits, where none of {plans} was found to") if price.step_s else Sentence()
-    gpu_s, script = price.free_step_s - price.free_wait_s, f", which the {FREE} script runs" * price.is_script
-    with_waits = (
-        Sentence(", or ", time_amount(price.free_step_s), " with its waits") if price.free_wait_s else Sentence()
+    gpu_s, script = (
+        price.step_without_tool_s - price.wait_without_tool_s,
+        f", which the {FREE} script runs" * price.is_script,
     )
-    free = Sentence(time_amount(gpu_s), with_waits, script)
+    with_waits = (
+        Sentence(", or ", time_amount(price.step_without_tool_s), " with its waits")
+        if price.wait_without_tool_s
+        else Sentence()
+    )
+    comparison = Sentence(time_amount(gpu_s), with_waits, script)
     if price.step_s is None:
-        return Sentence(start, f"no plan fits, while the best found of {plans} does (", free, ")")
+        return Sentence(start, f"no plan fits, while the best found of {plans} does (", comparison, ")")
     more = price.step_s / gpu_s - 1
     difference = f"{100 * abs(more):.1f} % {'slower' if more > 0 else 'faster'} than"
     if more >= 1:
@@ -109,11 +114,11 @@ def describe_tool_price(price: ToolPrice) -> Sentence:
         difference = "as fast as"
     return Sentence(
         start,
-        f"a step{' without waits for the host' * bool(price.free_wait_s)} takes ",
+        f"a step{' without waits for the host' * bool(price.wait_without_tool_s)} takes ",
         time_amount(price.step_s),
         f" with gradients in {price.gradients}" if price.gradients else "",
         f"{' on its own kernels' * price.own_kernels}, {difference} the best found of {plans} (",
-        free,
+        comparison,
         ")",
     )
 

@@ -50,9 +50,9 @@ def relaxed_objective(
 ) -> Objective:
     """Return the objective as a plain sum: at the shares that suit an assignment best, and at `prices` of memory."""
     # At fixed shares the maxima are sums, which any solver of sums can minimise; at the best shares their least sum is the bound.
-    free = make_objective(problem, kind)
-    shares = best_shares(free, [assignment.totals], Shares()) if assignment else Shares()
-    return replace(free.with_prices(*prices), fixed_shares=shares)
+    objective = make_objective(problem, kind)
+    shares = best_shares(objective, [assignment.totals], Shares()) if assignment else Shares()
+    return replace(objective.with_prices(*prices), fixed_shares=shares)
 
 
 def unfold_problem(problem: Problem, objective: Objective, assignment: Assignment | None = None) -> dict[str, Any]:

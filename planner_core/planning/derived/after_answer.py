@@ -38,7 +38,7 @@ def add_stages(result: Result, progress: Progress | None = None) -> Result:
         result.planner.separate(),
         result.searched,
         report_progress,
-        result.free,
+        result.best_without_tool,
         result.notes,
         usual=usual,
     )
@@ -47,7 +47,7 @@ def add_stages(result: Result, progress: Progress | None = None) -> Result:
     if known := reasons.pop(FIRST_FEWER_GPUS, None):
         draft, reasons[FEWER_GPUS] = add_fewer_gpus(draft) if is_completed_later(draft) else (draft, known)
     draft, reasons[STAGES] = search_stages(draft)
-    result = replace(result, reasons=reasons, notes=draft.notes, free=draft.free)
+    result = replace(result, reasons=reasons, notes=draft.notes, best_without_tool=draft.best_without_tool)
     return append_staged(result, ((one.plan, one.planner) for one in draft.staged))
 
 
@@ -72,8 +72,8 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
     # The searches of stages do not depend on a proof, so what they found stands.
     of_stages = {name: reason for name, reason in result.reasons.items() if name in (FIRST_STAGES, STAGES)}
     proven = replace(proven, reasons={**proven.reasons, **of_stages})
-    if result.free is not None and proven.free is not None:
-        proven = replace(proven, free=result.free.or_better(proven.free))
+    if result.best_without_tool is not None and proven.best_without_tool is not None:
+        proven = replace(proven, best_without_tool=result.best_without_tool.or_better(proven.best_without_tool))
     staged = (p for p in result.plans if p.role in STAGED_ROLES)
     quicker = [p for p in staged if p.cost.step_time_s < proven.searched.cost.step_time_s]
     return append_staged(proven, ((plan, result.of_plan(plan).planner) for plan in quicker))

@@ -127,7 +127,7 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
     # A plan of stage 3 may have lower ones where the request leaves the stage open.
     zero = stage if stage < max(ZERO) else None
     costs = planner.cost_model(plan.mesh, zero=zero)
-    free = planner.problem(costs)
+    unrestricted = planner.problem(costs)
     for weight, placements in changes.items():
         if weight not in weights:
             raise InputError(
@@ -136,7 +136,7 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
         if len(placements) != len(plan.mesh.axis_sizes):
             needed, stated = len(plan.mesh.axis_sizes), format_placements(placements)
             raise InputError(f"{weights[weight].pattern} needs a placement on each of {needed} mesh axes, not {stated}")
-        why = _why_not_storable(planner.graph, free, weights[weight], placements)
+        why = _why_not_storable(planner.graph, unrestricted, weights[weight], placements)
         if why:
             raise InputError(
                 f"{weights[weight].pattern} cannot be stored as {describe_placements(placements, plan.mesh)}: {why}"
@@ -218,28 +218,28 @@ def _explain_refusal(planner: Planner, answer: Answer, changes: list[Editable], 
     return InputError(f"no layout has {names} stored so together with the other pinned weights{tie}; {way_out}")
 
 
-def _why_not_storable(graph: Graph, free: Problem, e: Editable, placements: Placements) -> str:
+def _why_not_storable(graph: Graph, unrestricted: Problem, e: Editable, placements: Placements) -> str:
     """The reason why not one plan on the mesh can store a weight so; empty if one can."""
-    sizes, shape = free.model.mesh.axis_sizes, e.meta.shape
+    sizes, shape = unrestricted.model.mesh.axis_sizes, e.meta.shape
     if any(isinstance(p, Partial) for p in placements):
         return "a weight is never stored as the terms of a sum"
     for p in placements:
         if isinstance(p, Shard) and p.dim >= len(shape):
             return f"{p} splits dim {p.dim}, and its shape {list(shape)} has {len(shape)} dim{'s' * (len(shape) != 1)}"
     block, name = e.weight
-    compiled = free.first_variant(block) if block else free.top
+    compiled = unrestricted.first_variant(block) if block else unrestricted.top
     index = next(i for i, n in _weights_of_block(block_of(graph, block), compiled.net) if n == name)
     states = compiled.net.tensors[tensor_name(index)]
     # A state may exist and still be dead: arc consistency has found that no operator that uses the weight takes it.
     stored_so = np.flatnonzero(_states_stored_as(states, placements))
     if not len(stored_so):
-        parts = free.strategies[block].segments
+        parts = unrestricted.strategies[block].segments
         return _describe_uneven_dim(shape, placements, sizes, {d: s for (v, d), s in parts.items() if v == index})
     if np.isin(stored_so, compiled.alive[tensor_name(index)]).any():
         return ""
     if len(_uses_of(graph, e.weight)) > 1:
         return f"{_describe_users(graph, e.weight)} share it, and no way to run them agrees on that"
-    if free.model.workload.zero != 3 and all(isinstance(p, Shard) for p in placements):
+    if unrestricted.model.workload.zero != 3 and all(isinstance(p, Shard) for p in placements):
         return f"no way to run {_describe_users(graph, e.weight)} uses it split so, and this plan does not gather weights at use"
     if len(shape) < 2:
         return f"no way to run {_describe_users(graph, e.weight)} uses it split so, and weights of one dim are not gathered at use"

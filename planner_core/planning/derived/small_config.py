@@ -247,7 +247,7 @@ def _fit_ids(config: Mapping[str, Any], small: dict[str, Any]) -> None:
         return
     ids = [k for k, v in small.items() if re.search(r"(token|pad|bos|eos)_(id|index)s?$|_token_id$", k)]
     # From the last word on, one each: ids stay different, and inputs take the lowest id that is none of them.
-    free = iter(range(size - 1, 0, -1))
+    unused_ids = iter(range(size - 1, 0, -1))
     new: dict[int, int] = {}
 
     def within(value: Any) -> Any:
@@ -256,7 +256,7 @@ def _fit_ids(config: Mapping[str, Any], small: dict[str, Any]) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < size:
             return value
         if value not in new:
-            new[value] = next(free)
+            new[value] = next(unused_ids)
         return new[value]
 
     small.update({k: within(small[k]) for k in ids})

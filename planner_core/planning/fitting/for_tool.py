@@ -58,7 +58,7 @@ def runs_on_stock_tools(plan: Plan) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class FreeBest:
+class BestWithoutTool:
     """The best plan that no tool bounds, beside the best that a tool can be told: the torchrun script runs it.
 
     `request`: what it was searched for. `has_stages`: plans with stages, which may be quicker, are searched too."""
@@ -67,7 +67,7 @@ class FreeBest:
     plan: Plan
     has_stages: bool = False
 
-    def or_better(self, other: FreeBest) -> FreeBest:
+    def or_better(self, other: BestWithoutTool) -> BestWithoutTool:
         """Return the same with the plan of another search if that is better."""
         return replace(self, plan=min(self.plan, other.plan, key=lambda p: p.preference))
 
@@ -77,37 +77,39 @@ class ToolPrice:
     """The steps of the best plan that a tool can be told and of the best of all plans, in seconds; None where none fits.
 
     `own_kernels`: the tool's step is on its own kernels, and the other on PyTorch's. `gradients`: the dtype in which both sum them, where
-    it is not that of the weights. `is_script`: the other step is that of the torchrun script. `free_wait_s`: how long the other step waits
-    for its host, where it is not known how long the tool's step does; both are compared without it.
+    it is not that of the weights. `is_script`: the other step is that of the torchrun script. `wait_without_tool_s`: how long the other
+    step waits for its host, where it is not known how long the tool's step does; both are compared without it.
     """
 
     tool: str
     step_s: float | None
-    free_step_s: float | None
+    step_without_tool_s: float | None
     own_kernels: bool
     gradients: str | None
     is_script: bool
-    free_wait_s: float
+    wait_without_tool_s: float
 
 
-def compare_with_free(request: Request, plan: Plan, free: FreeBest) -> ToolPrice:
+def compare_without_tool(request: Request, plan: Plan, without_tool: BestWithoutTool) -> ToolPrice:
     """Return what the best `plan` of a request's tool costs, and the best of all plans."""
     on_torch = load_stack(request.stack or USUAL_STACK).runs_torch_kernels
     own_kernels = request.stack == request.tool and not on_torch
-    step_s, free_step_s = (p.cost.step_time_s if p.fits else None for p in (plan, free.plan))
+    step_s, step_without_tool_s = (p.cost.step_time_s if p.fits else None for p in (plan, without_tool.plan))
     is_host_known = cost_model_of(plan).software.call_s > 0
     return ToolPrice(
         str(request.tool),
         step_s,
-        free_step_s,
+        step_without_tool_s,
         own_kernels,
         request.gradients,
         is_script=own_kernels or on_torch,
-        free_wait_s=0.0 if is_host_known else free.plan.cost.host_wait_s,
+        wait_without_tool_s=0.0 if is_host_known else without_tool.plan.cost.host_wait_s,
     )
 
 
-def choose_for_tool(request: Request, graph: GraphSource, report_progress: Progress) -> tuple[Planner, Plan, FreeBest]:
+def choose_for_tool(
+    request: Request, graph: GraphSource, report_progress: Progress
+) -> tuple[Planner, Plan, BestWithoutTool]:
     """Return the planner and the best plan of one stage among those that the request's tool can be told, and the best of all plans of one
     stage beside it.
 
@@ -133,8 +135,8 @@ def choose_for_tool(request: Request, graph: GraphSource, report_progress: Progr
         # What the tool cannot be told at all has no best plan for it, and no search tells more of it.
         if fault := tool.find_fault(earlier_planner.graph):
             raise InputError(fault, "; leave ", named("tool", request.tool), " out, or name another tool")
-    free = _choose_free(unbounded, graph, report_progress, earlier_planner)
-    _check_samples(request, free)
+    without_tool = _choose_without_tool(unbounded, graph, report_progress, earlier_planner)
+    _check_samples(request, without_tool)
     search_meshes: MeshSearch = partial(_search_layer_pairs, tool.pairs) if tool.pairs else choose_mesh
     candidates: list[tuple[Planner, Plan]] = []
     refused: NoPlanFits | None = None
@@ -158,14 +160,14 @@ def choose_for_tool(request: Request, graph: GraphSource, report_progress: Progr
     planner = replace_request(planner, tool=tool.name)
     if (gradients := planner.request.gradients) != summed:  # those of a plugin
         unbounded = replace(unbounded, gradients=gradients)
-        free = _choose_free(unbounded, graph, report_progress)
+        without_tool = _choose_without_tool(unbounded, graph, report_progress)
     plan = _bound_over_all(planner, plan, [one for _, one in candidates])
     scope = Sentence("the best plan of one pipeline stage that ", tool_term(tool.name), f" can be told {tool.searched}")
     plan = replace(plan, notes=(*plan.notes, Note(scope)))
-    return planner, plan, FreeBest(unbounded, free)
+    return planner, plan, BestWithoutTool(unbounded, without_tool)
 
 
-def _choose_free(
+def _choose_without_tool(
     unbounded: Request, graph: GraphSource, report_progress: Progress, earlier_planner: Planner | None = None
 ) -> Plan:
     """Return the best plan of one stage that no tool bounds. The `earlier_planner` lends its graphs."""
@@ -173,13 +175,13 @@ def _choose_free(
     return choose_shortest_step(unbounded, graph, *least_work, report_progress)[1]
 
 
-def _check_samples(request: Request, free: Plan) -> None:
-    """Raise InputError for samples that none of the tool's layouts can deal out; `free` is a plan of the same step.
+def _check_samples(request: Request, without_tool: Plan) -> None:
+    """Raise InputError for samples that none of the tool's layouts can deal out; `without_tool` is a plan of the same step.
 
     Example: DeepSpeed on 24 GPUs has 24 data-parallel ranks and nothing else, so a step of 64 samples has no plan, whatever the memory.
     """
-    degrees = {layout.data for layout in TOOLS[str(request.tool)].layouts(free.num_gpus)}
-    batch, parts = free.workload.batch, request.accumulate or 1
+    degrees = {layout.data for layout in TOOLS[str(request.tool)].layouts(without_tool.num_gpus)}
+    batch, parts = without_tool.workload.batch, request.accumulate or 1
     if any(batch % (parts * ranks) == 0 for ranks in degrees):
         return
     fewest = min(degrees)

@@ -11,7 +11,7 @@ import numpy as np
 from planner_core.core import DeviceMesh, Graph, InputError
 from planner_core.cost import Component
 from planner_core.planning.methods import METHODS
-from planner_core.planning.planner import Planner, prepare_planner, with_free_tokens, with_recompute
+from planner_core.planning.planner import Planner, prepare_planner, with_any_samples, with_recompute
 from planner_core.planning.request import Effort, Progress, Request
 from planner_core.search import no_plan_fits, possible_winners, search_roughly
 from planner_core.search.algebra import PointAllowance, TooWide
@@ -146,7 +146,7 @@ class MicroBatchCandidate:
             holds_for_multiples = all(space.layout.cp == 1 for space in planner.spaces)
         else:
             holds_for_multiples = planner.workload.graph_batch % planner.cluster.num_gpus == 0
-        bounding = plain if holds_for_multiples else with_free_tokens(plain)
+        bounding = plain if holds_for_multiples else with_any_samples(plain)
         return MicroBatchCandidate(planner, plain, bounding, options)
 
 

@@ -155,11 +155,11 @@ def _first_calls(graph: Graph) -> dict[str, str]:
     return {c.block: re.sub(r"@[0-9]+", "", c.prefix) for c in reversed(list(graph.calls()))}
 
 
-def vendor_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restriction | None:
+def vendor_rules(graph: Graph, mesh: DeviceMesh, *, along_any_dim: bool = False) -> Restriction | None:
     """Return the restriction to the plan that ships with the model, on the last mesh axis; the first of two axes is data parallel. None if
     the model does not have such a plan.
 
-    `free`: the same constraints (memory of weights, mesh), but each weight that the plan shards may be sharded along any dim.
+    `along_any_dim`: the same constraints (memory of weights, mesh), but each weight that the plan shards may be sharded along any dim.
     """
     plan = vendor_plan(graph.config)
     if plan is None or len(mesh.axis_sizes) > 2:
@@ -174,7 +174,7 @@ def vendor_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restr
             return state.working == R
         if id(v) in idle:
             return True
-        return isinstance(state.working, Shard) if free else state.working == Shard(dim)
+        return isinstance(state.working, Shard) if along_any_dim else state.working == Shard(dim)
 
     between = _column_results(graph, plan)
     if len(mesh.axis_sizes) == 1:

@@ -149,7 +149,7 @@ class AxisRules(Restriction):
     def _row_passes(self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], axis: int) -> bool:
         test, kinds, samples = self.activations[axis], self._kinds_on(axis), self._samples_of(where, net)
         # What products make may be sharded in any way on a tensor axis. Only what lies between them follows the residual stream.
-        free = test is not is_batch_split and any(operator(op.fn).kind in PRODUCTS for op in ops)
+        holds_product = test is not is_batch_split and any(operator(op.fn).kind in PRODUCTS for op in ops)
         for op, row in zip(ops, rows, strict=True):
             runs = kinds.get(operator(op.fn).kind)
             # A stack whose loss takes whole logits on every tensor rank gathers them, so the loss is not cut on that axis.
@@ -160,7 +160,7 @@ class AxisRules(Restriction):
             if test is not is_batch_split and self._takes_part_of_stream(where, op, row):
                 return False
             # Without sequence parallelism a norm or a sum of the stream runs whole on every tensor rank, as Megatron-LM runs it.
-            if test is is_unsplit and not free and row.name != "R" and self._meets_stream(where, op):
+            if test is is_unsplit and not holds_product and row.name != "R" and self._meets_stream(where, op):
                 return False
             for v, pair in zip(op.outputs, row.outputs, strict=True):
                 value = where.values[v]
@@ -168,7 +168,12 @@ class AxisRules(Restriction):
                     continue
                 if test is is_batch_split and v in samples.produced and pair[0] != Shard(samples.produced[v]):
                     return False
-                if test is not is_batch_split and not free and self._in_stream(value) and not test(value, pair):
+                if (
+                    test is not is_batch_split
+                    and not holds_product
+                    and self._in_stream(value)
+                    and not test(value, pair)
+                ):
                     return False
         return True
 

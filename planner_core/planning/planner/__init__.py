@@ -14,7 +14,7 @@ from planner_core.planning.planner.planner import (
     recomputation_of,
     replace_request,
     usable_bytes,
-    with_free_tokens,
+    with_any_samples,
     with_recompute,
     with_zero,
 )

@@ -41,7 +41,7 @@ from planner_core.models import (
     BatchGraphs,
     identify_model,
 )
-from planner_core.ops import BlockStrategies, CoarseGraph, free_tokens
+from planner_core.ops import BlockStrategies, CoarseGraph, strategies_of_any_samples
 from planner_core.planning.methods.layout import Layout, Space
 from planner_core.planning.methods.legality import operator_faults, undecided_fault, unsearchable_faults
 from planner_core.planning.methods.method import Method
@@ -101,8 +101,8 @@ class Planner:
     work: PointAllowance = field(default_factory=lambda: PointAllowance(THOROUGH.request))
     """What is left of `effort.request`. All planners of a request share it, and `graphs`, the model's for other numbers of samples."""
     graphs: BatchGraphs = field(default_factory=BatchGraphs)
-    tokens_are_free: bool = False
-    """Whether its networks are those of `with_free_tokens`."""
+    is_of_any_samples: bool = False
+    """Whether its networks are those of `with_any_samples`."""
     counts_open: bool = False
     """Whether other numbers of micro-batches are looked at too, so that a sentence about this one holds for all of them."""
 
@@ -143,7 +143,7 @@ class Planner:
                 if s.mesh.axis_sizes == mesh.axis_sizes
                 # Most layouts of many GPUs fail at the samples, which costs no network to see.
                 and self.workload.graph_batch % s.layout.data == 0
-                and not unsearchable_faults(self.graph, s.layout, of_any_samples=self.tokens_are_free)
+                and not unsearchable_faults(self.graph, s.layout, of_any_samples=self.is_of_any_samples)
             ]
             return [functools.partial(self.of_space, space, method.uniform) for space in searchable]
         restrict = method.restrict(self.graph, mesh)
@@ -372,10 +372,11 @@ def _with_workload(planner: Planner, **changes: Any) -> Planner:
     return replace(planner, request=request, workload=workload, networks=planner.networks.for_other_workload())
 
 
-def with_free_tokens(planner: Planner) -> Planner:
-    """Return a planner whose networks hold the plans of all numbers of samples that divide its own (`ops.free_tokens`): only for bounds."""
-    networks = planner.networks.with_strategies(free_tokens(planner.strategies))
-    return replace(planner, networks=networks, tokens_are_free=True)
+def with_any_samples(planner: Planner) -> Planner:
+    """Return a planner, only for bounds, whose networks hold the plans of all numbers of samples that divide its own (by
+    `ops.strategies_of_any_samples`)."""
+    networks = planner.networks.with_strategies(strategies_of_any_samples(planner.strategies))
+    return replace(planner, networks=networks, is_of_any_samples=True)
 
 
 def replace_request(planner: Planner, **changes: Any) -> Planner:

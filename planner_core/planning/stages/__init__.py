@@ -15,7 +15,7 @@ trace    the simulated step, one row for each rank
 from planner_core.planning.stages.answer import (
     STOCK_PLAN_NAME,
     STOCK_TOOL,
-    add_free_stages,
+    add_stages_without_tool,
     find_first_staged_plan,
     find_staged_plans,
     find_stages_in_budget,

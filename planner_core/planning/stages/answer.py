@@ -22,7 +22,7 @@ from planner_core.core import (
     time_amount,
 )
 from planner_core.models import brings_inputs
-from planner_core.planning.fitting.for_tool import FreeBest
+from planner_core.planning.fitting.for_tool import BestWithoutTool
 from planner_core.planning.fitting.host_waits import note_unknown_host
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.methods import BASELINES, EXACT, megatron_fault, tool_stages, tool_term
@@ -63,17 +63,17 @@ def find_staged_plans(
     return ((smallest,) if _peak_gib(smallest.plan) < _peak_gib(chosen) else ()), found
 
 
-def add_free_stages(
-    free: FreeBest, report_progress: Progress, source: GraphSource = None, earlier_planner: Planner | None = None
-) -> FreeBest | None:
+def add_stages_without_tool(
+    best: BestWithoutTool, report_progress: Progress, source: GraphSource = None, earlier_planner: Planner | None = None
+) -> BestWithoutTool | None:
     """Return the best plan that no tool bounds, with or without stages; None if stages could not be searched."""
-    if not may_use_stages(free.request, load_cluster(free.request.cluster), source):
-        return free
+    if not may_use_stages(best.request, load_cluster(best.request.cluster), source):
+        return best
     try:
-        staged = _find_staged_plan(free.request, free.plan, report_progress, source, earlier_planner)
+        staged = _find_staged_plan(best.request, best.plan, report_progress, source, earlier_planner)
     except PlannerError:
         return None
-    return replace(free, plan=staged.plan if staged else free.plan, has_stages=True)
+    return replace(best, plan=staged.plan if staged else best.plan, has_stages=True)
 
 
 def find_stages_in_budget(
@@ -98,8 +98,8 @@ def find_first_staged_plan(
     """Find a plan with stages for a first answer, by a search of about a second; None unless it is much quicker than the `chosen` plan."""
     # A narrowed network bounds no cut: the search of stages would build the model for one sample, and find none. Example: Zamba2, 1.1 s.
     is_narrowed = chosen.fits and any(note.kind is NoteKind.SCOPE for note in chosen.notes)
-    free = may_use_stages(request, load_cluster(request.cluster), source)
-    if free and not is_narrowed and may_gain_much(chosen):
+    may_have_stages = may_use_stages(request, load_cluster(request.cluster), source)
+    if may_have_stages and not is_narrowed and may_gain_much(chosen):
         with suppress(PlannerError):  # the answer of one stage stands without it
             if staged := _find_staged_plan(request, chosen, report_progress, source, earlier_planner, FIRST_SEARCH):
                 return _add_notes(staged, chosen, request.bounding_tool)
@@ -186,9 +186,9 @@ def may_use_stages(request: Request, cluster: Cluster, source: GraphSource = Non
     if isinstance(source, Graph) or brings_inputs(request.model):
         return False
     holds_stages = request.bounding_tool is None or tool_stages(request.tool) is not None
-    free = request.mesh is None and holds_stages and request.method == EXACT.name
+    leaves_room = request.mesh is None and holds_stages and request.method == EXACT.name
     several = not cluster.is_one_node and request.objective == "time"
-    return free and several and request.accumulate is None and request.micro_batch is None
+    return leaves_room and several and request.accumulate is None and request.micro_batch is None
 
 
 def _find_staged_plan(

@@ -54,15 +54,15 @@ class DegreeEstimates:
         # 4 quarters, as much as the whole model keeps of one micro-batch.
         need = activation_bytes * d.in_flight / d.ranks
         for zero in self.zero_stages:
-            free = self.planner.budget - self._state_bytes(replace(d, zero=zero))
-            if free >= MIN_ACTIVATION_SHARE * need:
-                recompute = RECOMPUTE_OVERHEAD * max(0.0, 1 - free / need) if need else 0.0
+            free_bytes = self.planner.budget - self._state_bytes(replace(d, zero=zero))
+            if free_bytes >= MIN_ACTIVATION_SHARE * need:
+                recompute = RECOMPUTE_OVERHEAD * max(0.0, 1 - free_bytes / need) if need else 0.0
                 seconds = micro_batch_s * (1 + recompute)
                 yield min(
                     ((self._step_s(at, seconds), at) for at in self.places(replace(d, zero=zero))),
                     key=lambda pair: pair[0],
                 )
-            if free >= need or d.data == 1:
+            if free_bytes >= need or d.data == 1:
                 break  # a higher stage has nothing to gain
 
     def places(self, d: PipelineDegrees) -> Iterator[PipelineDegrees]:

@@ -64,15 +64,15 @@ def find_pareto_front(problem: Problem, objective: str = "communication") -> Par
 
     All copies of a run are equal if `problem.uniform`; otherwise each copy may differ.
     """
-    free = make_objective(problem, objective)
+    unpriced = make_objective(problem, objective)
     points: list[tuple[float, float, Callable[[], Assignment]]] = []
     exact = True
-    corners = _hull_corners(problem, free)
+    corners = _hull_corners(problem, unpriced)
     for a in corners:
         points.append((a.seconds, float(a.totals[FORWARD]), lambda a=a: a))  # type: ignore[misc]
     for a, b in pairwise(corners):
         try:
-            part = _points_between(problem, free, a, b)
+            part = _points_between(problem, unpriced, a, b)
         except TooManyPoints:
             part, exact = None, False
         if part is not None:
@@ -93,25 +93,27 @@ def find_pareto_front(problem: Problem, objective: str = "communication") -> Par
     )
 
 
-def _points_between(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> ModelPoints | None:
+def _points_between(problem: Problem, unpriced: Objective, a: Assignment, b: Assignment) -> ModelPoints | None:
     """Return the points that cost less than `b` and hold less than `a`, among others; None if there are none. Raises TooManyPoints."""
     price = slope((a.seconds, float(a.totals[FORWARD])), (b.seconds, float(b.totals[FORWARD])))
     limit = (b.seconds + price * float(a.totals[FORWARD])) * (1 + ROUNDING)
-    objective = free.with_prices(price, 0.0)
+    objective = unpriced.with_prices(price, 0.0)
     folded = FoldedTables(problem, objective)
     folded.best_assignment()
     goal = Goal(objective, (FORWARD,), limit, np.array([b.seconds * TIE * 1e-3, 1e-2]))
     return enumerate_points(folded, goal)
 
 
-def _hull_corners(problem: Problem, free: Objective) -> list[Assignment]:
+def _hull_corners(problem: Problem, unpriced: Objective) -> list[Assignment]:
     """Corners of the lower left hull of (cost, memory at the end of forward), by rising cost."""
-    fastest = solve_folded(problem, free)
-    smallest = solve_folded(problem, least_memory_objective(free.step_time, 1.0))
+    fastest = solve_folded(problem, unpriced)
+    smallest = solve_folded(problem, least_memory_objective(unpriced.step_time, 1.0))
     if fastest is None or smallest is None:
         return []
-    smallest = with_objective(smallest, free)
-    return find_hull_corners(fastest, smallest, _hull_point, partial(_corner_below, problem, free), MAX_CORNERS, TIE)
+    smallest = with_objective(smallest, unpriced)
+    return find_hull_corners(
+        fastest, smallest, _hull_point, partial(_corner_below, problem, unpriced), MAX_CORNERS, TIE
+    )
 
 
 def find_corners(problem: Problem) -> list[Assignment]:
@@ -119,18 +121,18 @@ def find_corners(problem: Problem) -> list[Assignment]:
 
     The gaps between the step's time and its bounds stay open, so a corner need not be exact.
     """
-    free = replace(make_objective(problem, "time"), exact=False)
-    fastest, smallest = solve_folded(problem, free), find_least_memory(problem)
+    unpriced = replace(make_objective(problem, "time"), exact=False)
+    fastest, smallest = solve_folded(problem, unpriced), find_least_memory(problem)
     if fastest is None or smallest is None:
         return []
     return find_hull_corners(
-        fastest, smallest, _hull_point, partial(_corner_below, problem, free), MAX_ROUGH_CORNERS, TIE
+        fastest, smallest, _hull_point, partial(_corner_below, problem, unpriced), MAX_ROUGH_CORNERS, TIE
     )
 
 
-def _corner_below(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> Assignment | None:
+def _corner_below(problem: Problem, unpriced: Objective, a: Assignment, b: Assignment) -> Assignment | None:
     """Return the best assignment at the price of the line through two corners."""
-    return solve_folded(problem, free.with_prices(slope(_hull_point(a), _hull_point(b)), 0.0))
+    return solve_folded(problem, unpriced.with_prices(slope(_hull_point(a), _hull_point(b)), 0.0))
 
 
 def find_corners_below(problem: Problem, points: Sequence[Point], step: float) -> list[Assignment]:
@@ -139,8 +141,8 @@ def find_corners_below(problem: Problem, points: Sequence[Point], step: float) -
 
     Two neighbouring points count as one if the second saves less than the share `step` of memory.
     """
-    free = replace(make_objective(problem, "time"), exact=False)
-    fastest = solve_folded(problem, free)
+    unpriced = replace(make_objective(problem, "time"), exact=False)
+    fastest = solve_folded(problem, unpriced)
     if fastest is not None and _largest_run_table(problem) > MAX_RUN_ENTRIES:
         return [fastest]
     if fastest is None or not points:
@@ -150,7 +152,7 @@ def find_corners_below(problem: Problem, points: Sequence[Point], step: float) -
         if price == 0.0 or b[1] > a[1] * (1 - step):
             continue
         # Most problems lie above the hull. Their first bound proves it, so they need not be solved.
-        corner = solve_folded(problem, free.with_prices(price, 0.0), abandon_above=weighted_sum(a, price))
+        corner = solve_folded(problem, unpriced.with_prices(price, 0.0), abandon_above=weighted_sum(a, price))
         if corner is not None and weighted_sum(_hull_point(corner), price) < weighted_sum(a, price) * (1 - TIE):
             return find_corners(problem)
     return [fastest]
@@ -170,14 +172,14 @@ def least_seconds_within(problems: Sequence[Problem], points: Sequence[Point], b
 
 def _least_priced(problem: Problem, price: float, above: float) -> float:
     """Return a lower bound on the seconds and the memory of every assignment at a price, as near as it need be if it is `above`."""
-    free = replace(make_objective(problem, "time"), exact=False)
-    fastest = solve_folded(problem, free)
+    unpriced = replace(make_objective(problem, "time"), exact=False)
+    fastest = solve_folded(problem, unpriced)
     if fastest is None:
         return math.inf
     bound = fastest.bound + price * float(problem.least_bytes_at_ends[0])
     if price == 0.0 or bound > above or _largest_run_table(problem) > MAX_RUN_ENTRIES:
         return bound
-    best = solve_folded(problem, free.with_prices(price, 0.0), abandon_above=above)
+    best = solve_folded(problem, unpriced.with_prices(price, 0.0), abandon_above=above)
     return math.inf if best is None else max(bound, best.bound)
 
 

@@ -234,8 +234,8 @@ class _Builder:
         """Return the factor of a weight's cost without its uses."""
         states, trained = self.net.tensors[tensor_name(value)], self.values[value].grad
         cost = self._expose_edge_traffic(value, storage_cost(states, trained, self._weight_moves(value), self.model))
-        free: Bools = np.asarray(np.isfinite(cost).all(axis=0))
-        return Factor((tensor_name(value),), np.where(free, cost, 0.0), free)
+        allowed: Bools = np.asarray(np.isfinite(cost).all(axis=0))
+        return Factor((tensor_name(value),), np.where(allowed, cost, 0.0), allowed)
 
     def _expose_edge_traffic(self, value: int, cost: Floats) -> Floats:
         """Add the once-a-step traffic of a weight that nothing hides: of the first copy in forward, of the last in backward; or all."""

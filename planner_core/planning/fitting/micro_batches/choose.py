@@ -9,7 +9,8 @@ never falls as the number grows:
 This holds for each mesh. A mesh is left out from the first number on whose least step time is not below the best plan that fits.
 The search ends when no mesh is left. Where a micro-batch gives each GPU a sample, what context ranks do is done at least as quickly by
 ranks with samples of their own. Where it does not, or a tool's layout has context ranks, the least step time is that of a larger space
-(`ops.free_tokens`): beside experts, context ranks take one sample of a rank at once, which a larger number of micro-batches alone may give.
+(`ops.strategies_of_any_samples`): beside experts, context ranks take one sample of a rank at once, which a larger number of
+micro-batches alone may give.
 
 A search for the least communication takes the first number with a plan that fits. More micro-batches only let layouts fit that do
 the same work on more GPUs. They send less and take far longer.
