@@ -417,13 +417,13 @@ _REFUSED = {
 
 def _check_options(options: Mapping[str, Any], listed: type, function: str) -> None:
     """Raise InputError for an option that a function does not list, or for a value of a wrong type."""
-    known = get_type_hints(listed)
+    types = get_type_hints(listed)
     for name in options:
-        if name not in known:
+        if name not in types:
             of = f" of {function}" if name in OPTIONS else ""
-            instead = _REFUSED.get((function, name)) or suggest_names(name, tuple(known))
+            instead = _REFUSED.get((function, name)) or suggest_names(name, tuple(types))
             raise InputError(f"{name} is not an option{of}; {instead}")
-    _check_types(options, known)
+    _check_types(options, types)
 
 
 def _check_types(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:

@@ -262,8 +262,13 @@ def _choose_for_other_aim(
         quickest = choose_step(
             replace(request, method=EXACT.name, objective="time", prove=False), graph, report_progress, earlier_planner
         )
-        known = quickest.planner.request
-        shared = replace(request, batch=known.batch, accumulate=known.accumulate, recompute=known.recompute)
+        quickest_request = quickest.planner.request
+        shared = replace(
+            request,
+            batch=quickest_request.batch,
+            accumulate=quickest_request.accumulate,
+            recompute=quickest_request.recompute,
+        )
         if quickest.chosen.fits:
             planner, plan = choose_micro_batches(shared, graph, report_progress, earlier_planner=quickest.planner)
             if plan.fits:
@@ -287,15 +292,15 @@ def close_gap(draft: Draft) -> tuple[Draft, str]:
     return replace(draft, chosen=chosen), "the search for a proof ends at a worse plan"
 
 
-def is_no_worse(plan: Plan, known: Plan) -> bool:
-    """Return whether a plan can take the place of a known one, which a search for a proof need not meet again."""
-    return plan.fits and plan.cost.seconds(known.objective) <= known.cost.seconds(known.objective) * (1 + TIE)
+def is_no_worse(plan: Plan, earlier: Plan) -> bool:
+    """Return whether a plan can take the place of an `earlier` one, which a search for a proof need not meet again."""
+    return plan.fits and plan.cost.seconds(earlier.objective) <= earlier.cost.seconds(earlier.objective) * (1 + TIE)
 
 
-def raise_bound(known: Plan, other: Plan) -> Plan:
-    """Return the known plan with the higher bound of the two: both bounds are of the same request, and of plans of one stage."""
-    bounds = [p.bound for p in (known, other) if p.bound is not None and known.pipeline is None]
-    return replace(known, bound=max(bounds)) if bounds else known
+def raise_bound(plan: Plan, other: Plan) -> Plan:
+    """Return the `plan` with the higher bound of the two: both bounds are of the same request, and of plans of one stage."""
+    bounds = [p.bound for p in (plan, other) if p.bound is not None and plan.pipeline is None]
+    return replace(plan, bound=max(bounds)) if bounds else plan
 
 
 def add_third_axis(draft: Draft) -> tuple[Draft, str]:

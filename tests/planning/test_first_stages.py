@@ -153,7 +153,7 @@ def test_the_first_look_ends_after_two_degrees_that_are_not_quicker(monkeypatch:
     """A T5 of 2 x 1 001 layers took 30 s to its first plan, not 16: two whole models were searched with 16 numbers of stages."""
     tried: list[PipelineDegrees] = []
     asked = replace(MUCH_QUICKER, layers=16)  # up to four stages a rank
-    known = plan_model(asked, passes={}).searched
+    best_of_one_stage = plan_model(asked, passes={}).searched
 
     def fail(self: _StageSearch, d: PipelineDegrees) -> bool | None:
         """No cut is quicker; of the first whole model, bounds already say so."""
@@ -169,6 +169,6 @@ def test_the_first_look_ends_after_two_degrees_that_are_not_quicker(monkeypatch:
     for counts_models in (False, True):
         tried.clear()
         breadth = replace(ANY_GAIN[0], counts_models=counts_models)
-        assert search_stages(prepare_planner(asked), known=known, breadths=(breadth,)) is None
+        assert search_stages(prepare_planner(asked), best_of_one_stage=best_of_one_stage, breadths=(breadth,)) is None
         counts.append(len(tried))
     assert FIRST_SEARCH[0].counts_models is False and counts[0] == FIRST_SEARCH[0].failures < counts[1]

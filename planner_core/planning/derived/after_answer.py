@@ -44,8 +44,8 @@ def add_stages(result: Result, progress: Progress | None = None) -> Result:
     )
     reasons = {name: text for name, text in result.reasons.items() if name != FIRST_STAGES}
     # Not there after `prove`, which runs the whole pass.
-    if known := reasons.pop(FIRST_FEWER_GPUS, None):
-        draft, reasons[FEWER_GPUS] = add_fewer_gpus(draft) if is_completed_later(draft) else (draft, known)
+    if first_reason := reasons.pop(FIRST_FEWER_GPUS, None):
+        draft, reasons[FEWER_GPUS] = add_fewer_gpus(draft) if is_completed_later(draft) else (draft, first_reason)
     draft, reasons[STAGES] = search_stages(draft)
     result = replace(result, reasons=reasons, notes=draft.notes, best_without_tool=draft.best_without_tool)
     return append_staged(result, ((one.plan, one.planner) for one in draft.staged))
@@ -57,12 +57,12 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
     A page shows `result` at once, and what this returns when it is there. The plan is the same or a better one, and its bound is not
     lower. A result that is proven, or of which no plan fits, is returned as it is.
     """
-    known = result.searched
-    if known.optimal or not known.fits:
+    searched = result.searched
+    if searched.optimal or not searched.fits:
         return result
     asked = replace(result.asked, prove=True)
     proven = plan_model(asked, result.source, progress, result.planner.separate(), passes=ONE_STAGE_PASSES)
-    if not is_no_worse(proven.searched, known):
+    if not is_no_worse(proven.searched, searched):
         # A simpler plan that leads has the bound of the one behind it.
         leading = 2 if result.best.role is PlanRole.SIMPLER else 1
         raised = [note_gap_with_waits(raise_bound(plan, proven.searched)) for plan in result.plans[:leading]]

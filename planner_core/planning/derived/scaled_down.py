@@ -291,8 +291,8 @@ def _forms_by_layer(forms: Forms) -> dict[str, dict[str, Form]]:
 
 
 def _add_block_plan(plans: list[BlockPlan], bp: BlockPlan) -> None:
-    for k, known in enumerate(plans):
-        if replace(known, prefixes=bp.prefixes) == bp:
-            plans[k] = replace(known, prefixes=(*known.prefixes, *bp.prefixes))
+    for k, other in enumerate(plans):
+        if replace(other, prefixes=bp.prefixes) == bp:
+            plans[k] = replace(other, prefixes=(*other.prefixes, *bp.prefixes))
             return
     plans.append(bp)

@@ -64,9 +64,9 @@ def unseen_corners(planner: Planner, options: Iterable[DeviceMesh], shown: Seque
             with planner.clock("front"):
                 try:
                     problem = build()
-                    known = [p[:2] for p in points]
+                    hull = [p[:2] for p in points]
                     # Corners above the hull of other meshes' are of no use, so where all lie there only the fastest is worked out.
-                    ends = find_corners_below(problem, known, FRONT_STEP)
+                    ends = find_corners_below(problem, hull, FRONT_STEP)
                 except TooWide as error:
                     wide.append(error)
                     continue
@@ -87,14 +87,14 @@ def unseen_corners(planner: Planner, options: Iterable[DeviceMesh], shown: Seque
 def _as_plans(
     planner: Planner,
     front: Sequence[tuple[float, float, Problem, Assignment]],
-    known: Sequence[Assignment],
+    corners: Sequence[Assignment],
     problems: Sequence[Problem],
     wide: Sequence[TooWide],
 ) -> list[Plan]:
     """Return the points as plans, each with its bound: of those of all meshes that hold no more at the end of forward. One is proven
-    only if no mesh has a plan below the hull of what is `known`, and if it is a corner of that."""
+    only if no mesh has a plan below the hull of the `corners`, and if it is a corner of that."""
     with planner.clock("front"):
-        points = [_seconds_and_bytes(a) for a in known]
+        points = [_seconds_and_bytes(a) for a in corners]
         bounds = least_seconds_within(problems, points, [_seconds_and_bytes(a)[1] for *_, a in front])
     plans = []
     for (t, m, problem, a), bound in zip(front, bounds, strict=True):

@@ -85,10 +85,10 @@ def choose_shortest_step(
     _take_shorter(planner, best, report_progress)
     numbers, number = MicroBatchNumbers.around(planner, request, source, report_progress), planner.workload.accumulate
     for fewer in numbers.smaller_than(number):
-        known = best.value
+        value_before = best.value
         # The planner of a plan that fits without recomputation has none; fewer micro-batches may fit with it alone.
         _take_shorter(numbers.under(fewer, request.recompute), best, report_progress)
-        if best.value == known:
+        if best.value == value_before:
             break
     model = cost_model_of(plan)
     # The next number is at least twice as large, and the host issues every operator in every micro-batch.

@@ -373,8 +373,10 @@ def _note_chunk_gain(planner: Planner, plan: Plan) -> tuple[Note, ...]:
     """Return a note about what the plan would gain if its products ran in chunks, as ATP's do."""
     if plan.cost.host_wait_s:  # the GPU waits anyway, so what its work gains is not gained by the step
         return ()
-    known, step = plan.workload, plan.cost.step_time_s
-    models = [cost_model(planner.cluster, plan.mesh, replace(known, chunks=n)) for n in CHUNKS if n > known.chunks]
+    workload, step = plan.workload, plan.cost.step_time_s
+    models = [
+        cost_model(planner.cluster, plan.mesh, replace(workload, chunks=n)) for n in CHUNKS if n > workload.chunks
+    ]
     best, n = min((seconds_in_chunks(plan.blocks, planner.graph, m), m.workload.chunks) for m in models)
     if best >= step:
         return ()

@@ -43,8 +43,10 @@ class Difference:
     @staticmethod
     def of(names: Iterable[str], what: str, kind: DifferenceKind = DifferenceKind.OTHER) -> Difference:
         """Return a difference of some layers or weights."""
-        known = list(names)
-        return Difference(f"{describe_modules(known)}: {what}", kind, tuple(dict.fromkeys(map(star_numbers, known))))
+        modules = list(names)
+        return Difference(
+            f"{describe_modules(modules)}: {what}", kind, tuple(dict.fromkeys(map(star_numbers, modules)))
+        )
 
 
 class CannotHold(InputError):

@@ -99,9 +99,9 @@ class Networks:
         if (key, at_least) not in self.tables:
             # What blocks share is the same at every stage and recomputation.
             shared = replace(key, stages=(), workload=replace(key.workload, zero=0, recompute="none"))
-            known = self.runs.setdefault(shared, {})
+            runs = self.runs.setdefault(shared, {})
             self.tables[key, at_least] = build_networks(
-                self.coarse, self.strategies, model, known, self.operators, at_least
+                self.coarse, self.strategies, model, runs, self.operators, at_least
             )
         return self.tables[key, at_least]
 

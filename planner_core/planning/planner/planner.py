@@ -284,8 +284,9 @@ class Planner:
         """Return the answer as a plan; with `pipeline` as one of these stages, each on the problem's mesh."""
         assert answer.assignment is not None
         blocks = make_block_plans(problem, answer.assignment)
-        known, pipe = problem.model, pipeline.axis if pipeline else ONE_RANK
-        model = cost_model(self.cluster, known.mesh, known.workload, pipe)  # with real links, also if chosen by volume
+        searched, pipe = problem.model, pipeline.axis if pipeline else ONE_RANK
+        # With real links, also if chosen by volume.
+        model = cost_model(self.cluster, searched.mesh, searched.workload, pipe)
         cost = (
             price_pipeline(blocks, self.graph, pipeline, model, ops_at_the_ends(self.coarse))
             if pipeline
@@ -295,7 +296,7 @@ class Planner:
         )
         how, fits, bound = METHODS.get(method, EXACT), cost.memory_bytes["peak"] <= self.budget, answer.bound
         if fits and pipeline is None:
-            counts_volume = known.links != model.links  # where only volume counts, as for TAP
+            counts_volume = searched.links != model.links  # where only volume counts, as for TAP
             at = price(blocks, self.graph, _with_equal_links(model), self.coarse) if counts_volume else cost
             check_bound(objective_value(objective, at.gpu_time_s, at.comm_time_s), bound, name)
             bound = min(bound, at.seconds(objective))  # a bound holds seconds that break ties too

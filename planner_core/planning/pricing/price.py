@@ -176,8 +176,8 @@ class Pricer:
         step = count_model_flops(self.planner(stated).graph) * stated.accumulate
         return measure_speed(plan, step // plan.accumulate, self.cluster)
 
-    def best(self, stated: Statement, known: Plan | None) -> Plan:
-        """Return the best plan for the same samples a step over every mesh of at most two axes, or `known` if that is better.
+    def best(self, stated: Statement, as_stated: Plan | None) -> Plan:
+        """Return the best plan for the same samples a step over every mesh of at most two axes, or `as_stated` if that is better.
 
         The search chooses the number of micro-batches, recomputation and the ZeRO stage; weights go in buckets."""
         # How a stack hands out updated weights is of the stated run. The best plan is not charged for it.
@@ -188,16 +188,16 @@ class Pricer:
         _, plan = choose_shortest_step(
             request, graph, *choose_micro_batches(request, graph, self.report_progress), self.report_progress
         )
-        if known is None or plan.fits != known.fits:
-            return plan if known is None or plan.fits else replace(known, name=plan.name, role=plan.role)
+        if as_stated is None or plan.fits != as_stated.fits:
+            return plan if as_stated is None or plan.fits else replace(as_stated, name=plan.name, role=plan.role)
         if not plan.fits:  # what does not fit is compared by memory: nobody can run the faster one
-            return min(plan, known, key=lambda p: p.cost.memory_bytes["peak"])
+            return min(plan, as_stated, key=lambda p: p.cost.memory_bytes["peak"])
         # A statement may have more axes than the search.
-        known_is_better = known.cost.step_time_s < plan.cost.step_time_s
+        stated_is_better = as_stated.cost.step_time_s < plan.cost.step_time_s
         note = "laid out as stated, which is better than any plan on one or two axes"
         return (
-            replace(known, name=plan.name, role=plan.role, notes=(*known.notes, Note(note)))
-            if known_is_better
+            replace(as_stated, name=plan.name, role=plan.role, notes=(*as_stated.notes, Note(note)))
+            if stated_is_better
             else plan
         )
 

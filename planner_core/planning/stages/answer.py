@@ -165,8 +165,8 @@ def why_no_stages(chosen: Plan, shown: Iterable[Plan]) -> str:
     verdict = "no quicker plan with stages was found" if chosen.fits else "no plan with stages that fits was found"
     step_s = chosen.cost.step_time_s if chosen.fits else math.inf
     better = (p.name for p in shown if p.pipeline is not None and p.fits and p.cost.step_time_s < step_s)
-    known = next(better, None)
-    return f"{verdict} but {known}" if known else verdict
+    quicker = next(better, None)
+    return f"{verdict} but {quicker}" if quicker else verdict
 
 
 def may_gain_much(plan: Plan) -> bool:
@@ -226,9 +226,9 @@ def _add_notes(staged: StagedPlan, chosen: Plan, tool: str | None = None, more: 
     plan, bound = staged.plan, staged.bound
     gain = Sentence("it fits, where no plan of one stage does")
     if chosen.fits:
-        step, known = (time_amount(p.cost.step_time_s) for p in (plan, chosen))
+        step, one_stage = (time_amount(p.cost.step_time_s) for p in (plan, chosen))
         other = "the best plan of one stage" if chosen.pipeline is None else chosen.name
-        gain = Sentence("a step of ", step, f", where {other} takes ", known)
+        gain = Sentence("a step of ", step, f", where {other} takes ", one_stage)
     of_tool = Sentence(" that ", tool_term(tool), " can be told") if tool else Sentence()
     gap = Sentence("the best found with stages", of_tool)
     if bound < plan.cost.step_time_s:

@@ -98,8 +98,8 @@ class RankBound:
                 return True
             # What this rank and those behind it cannot hold is before it, and delays it. Example: 7 copies, at most 2 a rank: the third of
             # four ranks has 3 before it at least.
-            known, before = before, np.maximum(before, copies - np.cumsum(most[::-1])[::-1])
-            if np.array_equal(known, before):
+            previous, before = before, np.maximum(before, copies - np.cumsum(most[::-1])[::-1])
+            if np.array_equal(previous, before):
                 return True
 
     def _in_flight(self, d: PipelineDegrees) -> Floats:

@@ -79,11 +79,11 @@ def search_stages(
     planner: Planner,
     report_progress: Progress = lambda text: None,
     load_graph: Callable[[Request], Graph] | None = None,
-    known: Plan | None = None,
+    best_of_one_stage: Plan | None = None,
     breadths: Sequence[Breadth] = WHOLE_SEARCH,
 ) -> StagedPlan | None:
-    """Return the best plan with stages that fits; None if none is quicker than the `known` plan of one stage, by the last of `breadths`."""
-    return _StageSearch(planner, report_progress, load_graph, known, breadths).run()
+    """Return the best plan with stages that fits; None if none is quicker than the `best_of_one_stage`, by the last of `breadths`."""
+    return _StageSearch(planner, report_progress, load_graph, best_of_one_stage, breadths).run()
 
 
 def find_smallest_stages(
@@ -99,7 +99,7 @@ class _StageSearch:
     Attributes:
         first: The planner of the request.
         breadths: How many degrees are looked at, in one search after the other.
-        below_s: The step that a plan must be below, by the known plan of one stage.
+        below_s: The step that a plan must be below, by the best plan of one stage.
         min_compute_s: The least compute that other degrees are taken to have.
         host_s: The least seconds in which a host issues a micro-batch of the whole model, and what comes once a step.
         form: What the request's tool can be told; None if every plan may be chosen.
@@ -115,13 +115,13 @@ class _StageSearch:
         planner: Planner,
         report_progress: Progress,
         load_graph: Callable[[Request], Graph] | None,
-        known: Plan | None,
+        best_of_one_stage: Plan | None,
         breadths: Sequence[Breadth] = WHOLE_SEARCH,
     ) -> None:
         self.first, self.report_progress, self.breadths = planner, report_progress, breadths
-        self.below_s = known.cost.step_time_s / breadths[-1].least_gain if known else math.inf
-        self.min_compute_s = least_compute_s(known) if known else 0.0
-        self.host_s = least_host_s(planner, known) if known else (0.0, 0.0)
+        self.below_s = best_of_one_stage.cost.step_time_s / breadths[-1].least_gain if best_of_one_stage else math.inf
+        self.min_compute_s = least_compute_s(best_of_one_stage) if best_of_one_stage else 0.0
+        self.host_s = least_host_s(planner, best_of_one_stage) if best_of_one_stage else (0.0, 0.0)
         self.form = tool_stages(planner.request.tool)
         highest = min(planner.workload.zero, MOST_ZERO_OF_TOOLS if self.form else max(ZERO_STAGES))
         admitted = planner.request.zero_stages
@@ -222,8 +222,8 @@ class _StageSearch:
         # ranks with one stage each, 13.2 s; with two stages, which came next, the step takes 12.0 s.
         # A whole model that does not fit into the memory of all ranks costs no search of cuts.
         searched = {other.whole_model for other, shared_s in self.shared_s.items() if shared_s < math.inf}
-        for known, most in ((self.models.bounded, breadth.bounded), (searched, breadth.searched)):
-            if len(known) >= most and d.whole_model not in known:
+        for whole_models, most in ((self.models.bounded, breadth.bounded), (searched, breadth.searched)):
+            if len(whole_models) >= most and d.whole_model not in whole_models:
                 return True
         # The estimates of ZeRO-2 and 3 miss traffic that compute does not hide, so failures there must not end the search of ZeRO-1. While
         # nothing fits, the promising degrees are those that hold most at once, and others may fit.
@@ -263,8 +263,12 @@ class _StageSearch:
 
     def rank_bound_s(self, d: PipelineDegrees) -> float:
         """Return the bound of `stages.rank_bound` on every cut; infinite if the model has no plan on these degrees."""
-        known = self.models.find_rank_bound(d)
-        return known.least_step_s(d, self.models.copies, 2 * self.estimates.least_send_s(d)) if known else math.inf
+        rank_bound = self.models.find_rank_bound(d)
+        return (
+            rank_bound.least_step_s(d, self.models.copies, 2 * self.estimates.least_send_s(d))
+            if rank_bound
+            else math.inf
+        )
 
     def least_step_s(self, step_s: float) -> float:
         """Return the least bound of the searched degrees, or `step_s` if that is less. A cut that the search missed is not below it
@@ -287,8 +291,8 @@ class _StageSearch:
     def estimate_degrees(self, candidates: list[PipelineDegrees]) -> Iterator[tuple[float, PipelineDegrees]]:
         """Yield a rough step of each candidate, at each ZeRO stage that it may need."""
         for d in candidates:
-            if known := self.micro_batches.get(d.gpu_work):
-                yield from self.estimates.estimate(d, *known)
+            if micro_batch := self.micro_batches.get(d.gpu_work):
+                yield from self.estimates.estimate(d, *micro_batch)
 
     def try_degrees(self, d: PipelineDegrees, limit: float) -> bool:
         """Search the best cut of some degrees. Returns whether its plan is the best so far."""

@@ -247,10 +247,10 @@ def search_exactly(task: SearchTask, state: SearchState) -> PlannedNumber:
     """
     refused: NoPlanFits | None = None
     best, chosen, bounds = state.best_fitting.solution, state.best_of_any_memory, state.bounds
-    known = state.best_fitting.value * (1 + TIE)
+    highest = state.best_fitting.value * (1 + TIE)
     # The number of the best plan first: its exact value makes the searches of the others short.
     for candidate in sorted(state.searched, key=lambda c: best is None or c.planner is not best[0]):
-        below = min(known, chosen[0].value(chosen[1])) if chosen and chosen[1].fits else known
+        below = min(highest, chosen[0].value(chosen[1])) if chosen and chosen[1].fits else highest
         number = candidate.micro_batches
         # A number is closed if its bound reaches what is known, or if proofs may take no more work.
         bound = bounds.within_budget.get(number)

@@ -49,11 +49,11 @@ class SearchedNumber(NamedTuple):
 
 def search_number(task: SearchTask, state: SearchState, candidate: MicroBatchCandidate) -> SearchedNumber:
     """Search one number without proof. What it finds is taken into `state`."""
-    number, known = candidate.micro_batches, state.best_fitting.value
+    number, incumbent_value = candidate.micro_batches, state.best_fitting.value
     bounds = bound_meshes(task, state, candidate)
     candidate = replace(candidate, options=[mesh for mesh in candidate.options if state.beats_incumbent(bounds[mesh])])
-    # Meshes that were left out have no plan below `known`, so `known` bounds them.
-    state.bounds.any_memory[number] = min([known, *(bounds[mesh] for mesh in candidate.options)])
+    # Meshes that were left out have no plan below the incumbent's value, so it bounds them.
+    state.bounds.any_memory[number] = min([incumbent_value, *(bounds[mesh] for mesh in candidate.options)])
     if not candidate.options:
         return SearchedNumber(None, ())
     # At the first number it was searched already.
@@ -68,7 +68,7 @@ def search_number(task: SearchTask, state: SearchState, candidate: MicroBatchCan
     if task.numbers.several:
         preview_number(task, state, candidate, bounds)
         # Below the value from before: a search below a lower one sees fewer plans, of which trade-offs are made.
-        plan = _plan_and_keep(task, state, candidate, known)
+        plan = _plan_and_keep(task, state, candidate, incumbent_value)
     _forget_networks(state, candidate)
     return SearchedNumber(plan, [mesh for mesh in candidate.options if state.beats_incumbent(bounds[mesh])])
 

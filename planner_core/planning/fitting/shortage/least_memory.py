@@ -156,8 +156,8 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem, bo
     plan = planner.plan(problem, smallest, "least memory", planner.request.method, objective)
     first, *rest = note_shortage(plan, planner, at_least)
     shortage = replace(first, sentence=Sentence("does not fit: ", first.sentence))
-    known = bound if bound < float("inf") else None
-    unfit = replace(plan, fits=False, optimal=False, bound=known, notes=(shortage, *rest))
+    finite_bound = bound if bound < float("inf") else None
+    unfit = replace(plan, fits=False, optimal=False, bound=finite_bound, notes=(shortage, *rest))
     if planner.request.memory_gb is not None:
         peak = plan.cost.memory_bytes["peak"]
         helps: list[str | Term] = ["more GPUs", Sentence("a smaller ", named("batch"))]

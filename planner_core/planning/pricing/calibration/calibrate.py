@@ -49,8 +49,8 @@ class Calibration:
 
 def fit_collectives(cluster: Cluster, rows: Sequence[Collective], source: str) -> Calibration:
     """Fit latencies and efficiencies of links to timed collectives. `cluster` has the nominal speed of the links."""
-    known = cluster.gpu.collectives
-    if known is None:
+    nominal = cluster.gpu.collectives
+    if nominal is None:
         raise InputError(f"{cluster.gpu.name} has no constants of collectives to start from; start from e.g. h100-sxm")
     names = (
         NODE_CONSTANTS
@@ -60,7 +60,7 @@ def fit_collectives(cluster: Cluster, rows: Sequence[Collective], source: str) -
         else (*NODE_CONSTANTS, *NETWORK_CONSTANTS)
     )
     # Constants that no timing depends on are not fitted: one node says nothing about the network, one GPU a node nothing about the node.
-    start = {name: value for name, value in asdict(known).items() if name in names and value > 0}
+    start = {name: value for name, value in asdict(nominal).items() if name in names and value > 0}
     groups = sorted({(r.ranks, r.nodes) for r in rows})
     if any(nodes > 1 for _, nodes in groups) and len(cluster.levels) < 2:
         raise InputError(
@@ -70,12 +70,12 @@ def fit_collectives(cluster: Cluster, rows: Sequence[Collective], source: str) -
         )
 
     def predict(constants: Mapping[str, float]) -> Floats:
-        links = {g: axis_links(*_sub_cluster(cluster, replace(known, **constants), *g))[0] for g in groups}
+        links = {g: axis_links(*_sub_cluster(cluster, replace(nominal, **constants), *g))[0] for g in groups}
         return np.array([collective_time(r.kind, r.num_bytes, links[r.ranks, r.nodes])[0] for r in rows])
 
     measured = np.array([r.seconds for r in rows])
     fitted = fit_constants(start, UPPER_BOUNDS, predict, measured)
-    gpu = replace(cluster.gpu, collectives=replace(known, **fitted))
+    gpu = replace(cluster.gpu, collectives=replace(nominal, **fitted))
     return _make_calibration(gpu, "collectives", source, start, fitted, predict, measured)
 
 
@@ -146,13 +146,13 @@ def _make_calibration(
 
 
 def fit_step(
-    step: MeasuredStep, source: str, report_progress: Progress = lambda text: None, known: Gpu | None = None
+    step: MeasuredStep, source: str, report_progress: Progress = lambda text: None, calibrated_gpu: Gpu | None = None
 ) -> Calibration:
     """Fit the share of the peak that products reach in a run, so that the predicted speed of one whole run is the measured speed.
-    `known`: a GPU with other constants that were calibrated before."""
+    `calibrated_gpu`: a GPU with other constants that were calibrated before."""
     cluster = load_cluster(step.cluster)
-    if known is not None:
-        cluster = replace_gpu(cluster, known)
+    if calibrated_gpu is not None:
+        cluster = replace_gpu(cluster, calibrated_gpu)
     check_statement(step.stated, cluster)
     first = Pricer(step.model, cluster, None, report_progress)
 

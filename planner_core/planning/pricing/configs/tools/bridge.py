@@ -91,8 +91,8 @@ def _megatron_options(fields: Fields) -> tuple[dict[str, Any], dict[str, list[st
             fields.without_effect.add(name)
         if name in fields.without_effect:
             continue
-        known = attribute and section in SECTIONS
-        option = f"--{RENAMED.get(attribute, attribute).replace('_', '-')}" if known else name
+        is_flag = attribute and section in SECTIONS
+        option = f"--{RENAMED.get(attribute, attribute).replace('_', '-')}" if is_flag else name
         origins.setdefault(option, []).append(name)
         # Sections may state one option twice, and must agree where the price depends on it.
         if values.setdefault(option, value) != value and is_risky(option):
