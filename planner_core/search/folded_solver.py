@@ -61,7 +61,7 @@ def solve_folded(problem: Problem, objective: Objective, abandon_above: float = 
         if tables is not None and assignment is not None and assignment.bound > abandon_above:
             cache.pruned[objective] = assignment
             if objective.exact and not (objective.after_forward or objective.after_backward):
-                cache.rough[objective] = tables  # a later search goes on from there
+                cache.inexact_tables[objective] = tables  # a later search goes on from there
             return assignment
         cache.exact[objective] = assignment
     return cache.exact[objective]
@@ -135,13 +135,13 @@ def _tables_for(problem: Problem, objective: Objective) -> SearchTables:
     if not objective.exact:
         tables = FoldedTables(problem, objective)
         if not (objective.after_forward or objective.after_backward):
-            problem.cache.rough[replace(objective, exact=True)] = tables
+            problem.cache.inexact_tables[replace(objective, exact=True)] = tables
         return tables
-    rough = problem.cache.rough.pop(objective, None)
-    if rough is None:
+    inexact_tables = problem.cache.inexact_tables.pop(objective, None)
+    if inexact_tables is None:
         return FoldedTables(problem, objective)
-    rough.make_exact(objective)
-    return rough
+    inexact_tables.make_exact(objective)
+    return inexact_tables
 
 
 class FoldedTables:

@@ -53,8 +53,8 @@ def make_objective(problem: Problem, kind: str) -> Objective:
 
 def rough_bound(problem: Problem, kind: str) -> float:
     """Return a lower bound on the value of every assignment, of any memory. The gaps between the step's time and its bounds stay open."""
-    rough = search_roughly(problem, kind)
-    return rough.bound if rough else float("inf")
+    assignment = search_roughly(problem, kind)
+    return assignment.bound if assignment else float("inf")
 
 
 def search_roughly(problem: Problem, kind: str) -> Assignment | None:
@@ -65,21 +65,21 @@ def search_roughly(problem: Problem, kind: str) -> Assignment | None:
 def possible_winners(problems: Iterable[Problem], kind: str) -> list[Problem]:
     """Return the problems whose quick bound is not above the best value that a quick search finds in any of them, the lowest bound first.
     The best assignment of all problems, of any memory, is in one of these."""
-    rough = [(a, p) for p in problems if (a := search_roughly(p, kind))]
-    best = min((a.seconds for a, _ in rough), default=0.0) * (1 + TIE)
-    return [p for a, p in sorted(rough, key=lambda f: f[0].bound) if a.bound <= best]
+    quick_answers = [(a, p) for p in problems if (a := search_roughly(p, kind))]
+    best = min((a.seconds for a, _ in quick_answers), default=0.0) * (1 + TIE)
+    return [p for a, p in sorted(quick_answers, key=lambda f: f[0].bound) if a.bound <= best]
 
 
 def least_value_bound(problems: Iterable[Problem], kind: str) -> float:
     """Return a lower bound on the value of every assignment of the problems, of any memory. It is the best value unless a gap stays
     open."""
     order = possible_winners(problems, kind)
-    least = min((a.seconds * (1 + TIE) for p in order if (a := search_roughly(p, kind))), default=float("inf"))
+    least_value = min((a.seconds * (1 + TIE) for p in order if (a := search_roughly(p, kind))), default=float("inf"))
     for problem in order:
-        if rough_bound(problem, kind) < least:
-            limits = SearchLimits(abandon_above=least)
-            least = min(least, search_within_budget(problem, objective=kind, limits=limits).bound)
-    return least
+        if rough_bound(problem, kind) < least_value:
+            limits = SearchLimits(abandon_above=least_value)
+            least_value = min(least_value, search_within_budget(problem, objective=kind, limits=limits).bound)
+    return least_value
 
 
 def memory_bytes(a: Assignment) -> float:
@@ -96,16 +96,16 @@ def check_bound(value: float, bound: float, of: str = "a plan") -> None:
         )
 
 
-def describe_excess(value: float, bound: float, least: str) -> str:
-    """Return how far a plan's value may be above the value that no plan is below, in words."""
+def describe_excess(value: float, bound: float, best: str) -> str:
+    """Return how far a plan's value may be above the value that no plan is below, in words. `best` names that value."""
     check_bound(value, bound)
     percent = float(f"{100 * (value - bound) / max(bound, 1e-30):.2g}")  # two digits, but 120 and not 1.2e+02
-    return f"at most {percent:g} % above the {least}"
+    return f"at most {percent:g} % above the {best}"
 
 
-def describe_gap(value: float, bound: float, least: str = "best there is") -> str:
+def describe_gap(value: float, bound: float, best: str = "best there is") -> str:
     """Return the distance between the value of a plan that is not proven and the value that no plan is below, in words."""
-    return f"not proven: {describe_excess(value, bound, least)}"
+    return f"not proven: {describe_excess(value, bound, best)}"
 
 
 @dataclass
@@ -297,7 +297,7 @@ def search_within_budget(
     state.reuse_known()
     state.price_memory(unlimited, smallest)
     # Memory has a price, so nobody asks for the exact plan of any memory, and what was kept for that takes most of a problem's bytes.
-    problem.cache.rough.clear()
+    problem.cache.inexact_tables.clear()
     if limits.prove:
         state.close_gap()
     problem.cache.last_tables = None

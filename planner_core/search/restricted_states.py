@@ -322,10 +322,14 @@ def with_relaxed_bound(problem: Problem, answer: Answer, objective: str, budget:
 def bound_of_whole_space(problem: Problem, objective: str, budget: float = math.inf) -> float:
     """Return a lower bound on the value of every plan of the whole space within `budget` bytes per GPU, by default of any memory; 0 if
     none was found."""
-    rough = search_roughly(problem, objective)
+    assignment = search_roughly(problem, objective)
     if problem.unrestricted is None:
-        return rough.bound if rough else math.inf
-    return with_relaxed_bound(problem, Answer(rough, math.inf, 0.0, 0.0), objective, budget).bound if rough else 0.0
+        return assignment.bound if assignment else math.inf
+    return (
+        with_relaxed_bound(problem, Answer(assignment, math.inf, 0.0, 0.0), objective, budget).bound
+        if assignment
+        else 0.0
+    )
 
 
 def relax(problem: Problem, networks: ModelNetworks, largest: float | None = None) -> Problem:

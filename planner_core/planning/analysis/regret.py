@@ -58,9 +58,9 @@ def plan_regrets(result: Result) -> list[Regret]:
     plans = [p for p in result.plans if p.fits]
     times = [[_step_seconds(p, result, s) for s in SCENARIOS] for p in plans]
     # Regret is against the plan that is best in that scenario, which another machine may make another plan.
-    least = [min(column) for column in zip(*times, strict=True)]
+    best_times = [min(column) for column in zip(*times, strict=True)]
     return [
-        Regret(p.name, tuple(row), tuple(t / best - 1 for t, best in zip(row, least, strict=True)))
+        Regret(p.name, tuple(row), tuple(t / best - 1 for t, best in zip(row, best_times, strict=True)))
         for p, row in zip(plans, times, strict=True)
     ]
 

@@ -43,11 +43,11 @@ def add_less_memory(result: Result, progress: Progress | None = None) -> Result:
     corners = unseen_corners(planner, candidate_meshes(planner.request, planner.cluster), shown)
     corners = [plan for plan in keep_micro_batch_size(planner.request, corners) if plan.fits]
     trade_offs: list[Plan] = []
-    least = min(plan.cost.memory_bytes["peak"] for plan in shown if plan.fits)
+    least_bytes = min(plan.cost.memory_bytes["peak"] for plan in shown if plan.fits)
     for plan in leave_out_beaten(corners, corners):
         peak = plan.cost.memory_bytes["peak"]
-        if peak < least * (1 - FRONT_STEP):
-            least = peak
+        if peak < least_bytes * (1 - FRONT_STEP):
+            least_bytes = peak
             trade_offs.append(
                 replace(plan, name=f"{WITH_RECOMPUTATION} {len(trade_offs) + 1}", role=PlanRole.TRADE_OFF)
             )

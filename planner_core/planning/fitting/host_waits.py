@@ -229,12 +229,12 @@ def _estimate_step_s(planner: Planner, problem: Problem, budget: float) -> float
     Recomputation issues the kernels of a forward pass once more. Example: a T5 of 2 x 1 000 layers with 8 data and 2 tensor ranks takes
     17.9 s without, where 1 410 GiB are too many, and 23.0 s with it.
     """
-    rough = None if problem.is_infeasible else search_roughly(problem, "time")
+    least_work = None if problem.is_infeasible else search_roughly(problem, "time")
     # That a plan fits is seen at once where the plan of the least work does, and takes a tenth of an estimate elsewhere.
-    if rough is None or (memory_bytes(rough) > planner.budget and no_plan_fits(problem, planner.budget)):
+    if least_work is None or (memory_bytes(least_work) > planner.budget and no_plan_fits(problem, planner.budget)):
         return math.inf
-    assignment, bound = rough, rough.bound
-    if memory_bytes(rough) > budget:
+    assignment, bound = least_work, least_work.bound
+    if memory_bytes(least_work) > budget:
         answer = search_within_budget(problem, budget=budget, limits=SearchLimits(prove=False))
         if answer.assignment is not None:
             assignment, bound = answer.assignment, answer.bound
@@ -278,7 +278,7 @@ def note_host_wait(plan: Plan) -> tuple[str, ...]:
     waits, bound = plan.cost.host_wait_s, plan.bound if plan.pipeline is None else None
     if not waits or plan.objective != "time":
         return ()
-    least = Sentence(", and no such plan's step is shorter than ", time_amount(bound)) if bound else ""
+    bound_words = Sentence(", and no such plan's step is shorter than ", time_amount(bound)) if bound else ""
     # A compiled block counts as a fixed number of calls (docs/COST_MODEL.md), so one of few operators may wait longer: ViT-Large does.
     remedy = ("wait less",) if plan.workload.compiled else ("wait less, and ", named("compiled"), " may")
     note = Sentence(
@@ -287,7 +287,7 @@ def note_host_wait(plan: Plan) -> tuple[str, ...]:
         f" of the step of {name_in_notes(plan)} the GPU waits for its host, which issues kernels more slowly than they run; the search ",
         "minimises the GPU's own part, ",
         time_amount(plan.cost.gpu_time_s),
-        least,
+        bound_words,
         "; larger micro-batches ",
         *remedy,
     )

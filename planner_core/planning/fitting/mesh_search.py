@@ -127,7 +127,7 @@ def choose_mesh(
     objective = planner.objective(method)
     ranked, wide = _ranked_problems(planner, options, method, report_progress, below)
     searched = _search_in_order(planner, ranked, objective, report_progress, below, prove=prove)
-    best, least, bound = searched.best.solution, searched.least_memory.solution, searched.bound
+    best, least_memory, bound = searched.best.solution, searched.least_memory.solution, searched.bound
     # Problems that gave up states bound their smaller space alone, so their whole spaces are bounded by a relaxation.
     narrowed = [
         p.problem for p in ranked if p.problem.unrestricted is not None and not (best and p.problem is best.problem)
@@ -143,10 +143,10 @@ def choose_mesh(
             plan = _find_missed_plan(planner, planner.value(plan), bound, ranked, method, report_progress) or plan
         plan = note_meshes_left_out(plan, wide)
         return replace(plan, notes=(*plan.notes, *_note_chunk_gain(planner, plan))) if method.chunks else plan
-    if prove and method.zero and least is not None and needs_buffers(least.answer, planner.budget):
-        return _best_without_gathers(planner, options, report_progress, method, below, least, bound)
+    if prove and method.zero and least_memory is not None and needs_buffers(least_memory.answer, planner.budget):
+        return _best_without_gathers(planner, options, report_progress, method, below, least_memory, bound)
     missed = _find_missed_plan(planner, below, bound, ranked, method, report_progress) if prove else None
-    return missed or refuse_or_least_memory(planner, options, below, least, wide, bound)
+    return missed or refuse_or_least_memory(planner, options, below, least_memory, wide, bound)
 
 
 def _search_in_order(
@@ -235,7 +235,7 @@ def _best_without_gathers(
     report_progress: Progress,
     method: Method,
     below: float,
-    least: MeshAnswer,
+    least_memory: MeshAnswer,
     bound: float,
 ) -> Plan:
     """Return the best plan that gathers no weights at their use, and so needs no buffers for them. If none fits: that of least memory, of
@@ -250,7 +250,7 @@ def _best_without_gathers(
         scope = Note("not proven: only plans that gather no weights at their use were looked at", NoteKind.SCOPE)
         return replace(plan, optimal=False, bound=min(bound, planner.value(plan)), notes=(scope, *plan.notes))
     try:
-        other = refuse_or_least_memory(planner, options, below, least, None, bound)
+        other = refuse_or_least_memory(planner, options, below, least_memory, None, bound)
     except NoPlanFits as raised:
         raise min(error or raised, raised, key=lambda e: e.needed_bytes) from None
     smallest = other if plan is None else min(plan, other, key=lambda p: p.cost.memory_bytes["peak"])

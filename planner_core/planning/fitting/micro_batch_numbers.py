@@ -203,14 +203,14 @@ def least_sum_of_bytes(candidate: MicroBatchCandidate) -> float:
 def micro_batches_that_fit(candidate: MicroBatchCandidate) -> float:
     """About how many micro-batches make the activations of the fastest layouts fit beside their weights."""
     # Without recomputation: with it almost any layout keeps few activations, and the number would say nothing of its speed.
-    planner, least = candidate.plain, np.inf
+    planner, least_factor = candidate.plain, np.inf
     for problem in possible_winners(build_problems(planner, candidate.options) or (), planner.objective()):
         if (fast := search_roughly(problem, planner.objective())) is not None:
             after_forward, after_backward = fast.totals[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]]
             room = planner.budget - after_backward
             # What backward frees are activations. Example: 140 GB after forward and 40 after backward, in 60 GB: 100 / (60 - 40) = 5.
-            least = min(least, (after_forward - after_backward) / room if room > 0 else np.inf)
-    return candidate.micro_batches * float(least)
+            least_factor = min(least_factor, (after_forward - after_backward) / room if room > 0 else np.inf)
+    return candidate.micro_batches * float(least_factor)
 
 
 def build_problems(planner: Planner, options: Iterable[DeviceMesh]) -> list[Problem] | None:

@@ -70,8 +70,8 @@ class Method:
 
     def describe_aim(self, objective: str) -> str | None:
         """Return what its plans make least where the request asks for `objective`: `least bytes`. None where that is the step's time."""
-        least = self.objective or objective
-        return None if least == "time" else "least bytes" if self.by_volume else f"least {least} time"
+        aim = self.objective or objective
+        return None if aim == "time" else "least bytes" if self.by_volume else f"least {aim} time"
 
     @property
     def defined(self) -> str:

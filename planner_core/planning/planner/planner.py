@@ -201,14 +201,14 @@ class Planner:
             return self.networks.problem(model, None if forbids_nothing else restrict, uniform, at_least=at_least)
 
     def solve(
-        self, problem: Problem, objective: str, limits: SearchLimits = TO_THE_END, rough: Answer | None = None
+        self, problem: Problem, objective: str, limits: SearchLimits = TO_THE_END, unproven: Answer | None = None
     ) -> Answer:
-        """Return the best assignment whose simulated peak is within the budget (`fit_simulated_memory`). `rough`: the answer of a search
+        """Return the best assignment whose simulated peak is within the budget (`fit_simulated_memory`). `unproven`: the answer of a search
         without proof. Proofs form no more points than the request has left."""
         limits = replace(limits, max_open_gap=self.effort.gap, of_sums=self.effort.of_sums)
         limits = replace(limits, prove=limits.prove and self.work.remaining > 0, points=self.work)
         with self.clock("search"):
-            answer = infeasible_answer(problem, rough, self.budget, objective) if rough else None
+            answer = infeasible_answer(problem, unproven, self.budget, objective) if unproven else None
             return answer or fit_simulated_memory(problem, self.graph, self.budget, objective, limits)
 
     def bounded(self, problem: Problem, answer: Answer, objective: str) -> tuple[Problem, Answer]:
@@ -347,9 +347,9 @@ def recomputation_of(blocks: Mapping[str, BlockPlan]) -> str:
     return policies.pop() if len(policies) == 1 else "auto"
 
 
-def _proof_notes(problem: Problem, answer: Answer, least: str) -> tuple[Note, ...]:
-    """Notes attached to a plan that was not proven. `least`: what its bound is the least of."""
-    gap = Note(describe_gap(answer.value, answer.bound, least), NoteKind.GAP)
+def _proof_notes(problem: Problem, answer: Answer, best: str) -> tuple[Note, ...]:
+    """Notes attached to a plan that was not proven. `best`: what its bound is a bound on, in words."""
+    gap = Note(describe_gap(answer.value, answer.bound, best), NoteKind.GAP)
     if problem.unrestricted is None:
         return () if answer.optimal else (gap,)
     # A bound that is ten times too low is useless.

@@ -174,8 +174,8 @@ def may_gain_much(plan: Plan) -> bool:
     beside most plans they are not."""
     # Waits for the host are not what makes stages much quicker: a rank has fewer layers and more micro-batches. A model of small kernels
     # would be searched for longer than its first plan takes.
-    least = least_compute_s(plan) + plan.cost.host_wait_s
-    return not plan.fits or least * FIRST_SEARCH[-1].least_gain < plan.cost.step_time_s
+    least_s = least_compute_s(plan) + plan.cost.host_wait_s
+    return not plan.fits or least_s * FIRST_SEARCH[-1].least_gain < plan.cost.step_time_s
 
 
 def may_use_stages(request: Request, cluster: Cluster, source: GraphSource = None) -> bool:

@@ -50,7 +50,7 @@ class RankBound:
         budget: Bytes of a GPU.
         in_flight: Numbers of micro-batches in flight for which the least costs are known.
         prices: Seconds per byte.
-        least: [in flight, price] the least cost of a copy, in seconds of a step.
+        least_costs: [in flight, price] the least cost of a copy, in seconds of a step.
         pass_s: The least seconds of a copy's forward and backward, of all micro-batches.
         ends_s: Those of what stands before the first copy (an embedding) and behind the last one (a head and its loss).
         buffer: Whether gradients stand all through a step.
@@ -59,7 +59,7 @@ class RankBound:
     budget: float
     in_flight: Floats
     prices: Floats
-    least: Floats
+    least_costs: Floats
     pass_s: float
     ends_s: tuple[float, float] = (0.0, 0.0)
     buffer: bool = False
@@ -68,20 +68,22 @@ class RankBound:
         """Return the seconds that no cut of a model of so many copies takes less than. `send_s`: the least of a send and its gradient's."""
         # A minimum of functions that are linear in the number in flight is concave, so a chord is not above it; and no number in flight
         # makes a copy cheaper than a smaller one does.
-        least = np.stack([np.interp(self._in_flight(d), self.in_flight, column) for column in self.least.T], axis=-1)
+        least_costs = np.stack(
+            [np.interp(self._in_flight(d), self.in_flight, column) for column in self.least_costs.T], axis=-1
+        )
         low = (copies * self.pass_s + sum(self.ends_s)) / d.ranks + d.mean_wait_s(self.pass_s / d.micro_batches, send_s)
         high = low
-        while not self._may_take(high, d, copies, least, send_s):
+        while not self._may_take(high, d, copies, least_costs, send_s):
             low, high = high, 2 * high
             if high > 1e9 * self.pass_s:
                 return np.inf  # no time is enough: a rank lacks the memory of one copy
         while high > low * (1 + PRECISION):
             middle = (low + high) / 2
-            low, high = (low, middle) if self._may_take(middle, d, copies, least, send_s) else (middle, high)
+            low, high = (low, middle) if self._may_take(middle, d, copies, least_costs, send_s) else (middle, high)
         return low
 
-    def _may_take(self, seconds: float, d: PipelineDegrees, copies: int, least: Floats, send_s: float) -> bool:
-        """Return whether ranks that are as full as `seconds` and their memory allow have all copies. `least`: [rank, moment, its stage,
+    def _may_take(self, seconds: float, d: PipelineDegrees, copies: int, least_costs: Floats, send_s: float) -> bool:
+        """Return whether ranks as full as `seconds` and their memory allow hold all copies. `least_costs`: [rank, moment, its stage,
         price]."""
         rank = np.arange(d.ranks)
         before = rank * 1.0  # each stage before has a copy
@@ -90,7 +92,7 @@ class RankBound:
             left_s[[0, -1]] -= self.ends_s
             room = left_s[:, None, None] + self.prices * self.budget
             # Each stage of a rank has one copy. The others are cheapest where the fewest micro-batches are in flight.
-            more = np.floor((room - least.sum(axis=2)) / least.min(axis=2) + 1e-9).min(axis=(1, 2))
+            more = np.floor((room - least_costs.sum(axis=2)) / least_costs.min(axis=2) + 1e-9).min(axis=(1, 2))
             most = d.virtual + more
             if more.min() < 0 or most.sum() < copies or seconds < self._mean_step_s(d, copies, most, send_s):
                 return False
@@ -145,14 +147,14 @@ def rank_bound(problem: Problem, budget: float, ranks: int, copies: int) -> Rank
     pass_s = least_cost(1, 0.0)
     prices = np.array(PRICES) * copies * pass_s / ranks / budget
     in_flight = sorted({1, min(MIDDLE_IN_FLIGHT, ranks), ranks})
-    least = [[pass_s, *(least_cost(k, price) for price in prices[1:])] for k in in_flight]
+    least_costs = [[pass_s, *(least_cost(k, price) for price in prices[1:])] for k in in_flight]
     weights[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]] = 0.0
     ends_s = least_costs_at_ends(problem, weights)
     return RankBound(
         budget,
         np.array(in_flight, dtype=float),
         prices,
-        np.array(least),
+        np.array(least_costs),
         pass_s,
         ends_s,
         problem.model.software.gradient_buffer,

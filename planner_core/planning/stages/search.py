@@ -174,13 +174,13 @@ class _StageSearch:
         unknown = (d for d in candidates if d.gpu_work not in self.micro_batches)
         for d in sorted(unknown, key=lambda d: -d.ranks):  # the most ranks first: there memory binds least
             first.setdefault(d.gpu_work, d)
-        least, most = min(MICRO_BATCH_SAMPLES), max(MICRO_BATCH_SAMPLES)
+        fewest, most = min(MICRO_BATCH_SAMPLES), max(MICRO_BATCH_SAMPLES)
         # Seconds and bytes grow nearly linearly with the samples: 0.33, 0.57 and 1.01 s for 1, 2 and 4 of EXAONE-4 32B on four GPUs.
-        for d in sorted(first.values(), key=lambda d: least < d.samples < most):
+        for d in sorted(first.values(), key=lambda d: fewest < d.samples < most):
             self.report_progress("degrees of pipeline stages")
-            few, many = (self.micro_batches.get((d.tensor, n, d.inner)) for n in (least, most))
-            if least < d.samples < most and few and many:
-                share = (d.samples - least) / (most - least)
+            few, many = (self.micro_batches.get((d.tensor, n, d.inner)) for n in (fewest, most))
+            if fewest < d.samples < most and few and many:
+                share = (d.samples - fewest) / (most - fewest)
                 seconds, num_bytes = (a + share * (b - a) for a, b in zip(few, many, strict=True))
                 self.micro_batches[d.gpu_work] = seconds, num_bytes
             elif (quickest := self.models.unconstrained(d)) is not None:

@@ -95,11 +95,11 @@ def exceeds_budget_by_far(problem: Problem, budget: float) -> bool:
     return states_exceed or (problem.least_bytes > MAX_SIMULATED_FACTOR * budget and no_plan_fits(problem, budget))
 
 
-def infeasible_answer(problem: Problem, rough: Answer | None, budget: float, objective: str) -> Answer | None:
+def infeasible_answer(problem: Problem, unproven: Answer | None, budget: float, objective: str) -> Answer | None:
     """If even the least memory is far too much: the answer that nothing fits, with an assignment of nearly the least memory. Else
-    None. `rough`: the answer of a search without proof."""
+    None. `unproven`: the answer of a search without proof."""
     if not exceeds_budget_by_far(problem, budget) and (
-        rough is None or rough.assignment or rough.least_memory <= MAX_SIMULATED_FACTOR * budget
+        unproven is None or unproven.assignment or unproven.least_memory <= MAX_SIMULATED_FACTOR * budget
     ):
         return None
     smallest = _solve_near_least_memory(with_smallest_variants(problem), objective)

@@ -106,7 +106,7 @@ class SearchCache:
 
     exact: dict[Objective, Assignment | None] = field(default_factory=dict)
     """The best assignments, by objective."""
-    rough: dict[Objective, SearchTables] = field(default_factory=dict)
+    inexact_tables: dict[Objective, SearchTables] = field(default_factory=dict)
     """The tables of searches that were not exact, by objective. An exact search of the same objective continues with them."""
     pruned: dict[Objective, Assignment] = field(default_factory=dict)
     """The last assignment of searches that ended early, since another problem has a better plan; by objective."""

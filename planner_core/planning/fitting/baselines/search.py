@@ -241,20 +241,20 @@ class _BaselineSearch:
         Its fastest plan would be no fair comparison. Example: Llama-3-70B on 64 H100 with 256 x 8 192 tokens takes 877 GiB a GPU as
         Megatron-LM runs it fastest, on a mesh of 32 x 2 without recomputation, which nobody would start; and at least 76 GiB.
         """
-        least = Incumbent[tuple[Planner, Problem, Answer]]()
+        smallest = Incumbent[tuple[Planner, Problem, Answer]]()
         meshes: Sequence[DeviceMesh] = self.options
         for planner in (self.numbers.under(number, self.saving_policy) for number in numbers):
             with planner.clock("baselines"):
                 problems = self.problems(planner, meshes=meshes)
-                for problem in best_first(problems, [lambda p: p.least_bytes], lambda: least.value):
+                for problem in best_first(problems, [lambda p: p.least_bytes], lambda: smallest.value):
                     answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", UNPROVEN)
                     if answer.smallest is not None:
-                        least.offer(answer.least_memory, (planner, problem, answer))
+                        smallest.offer(answer.least_memory, (planner, problem, answer))
                 # What stands when backward ends does not fall with more micro-batches, so few meshes need a network with these.
-                meshes = [p.model.mesh for p in problems if p.least_bytes_at_ends[1] < least.value]
-        if least.solution is None:
+                meshes = [p.model.mesh for p in problems if p.least_bytes_at_ends[1] < smallest.value]
+        if smallest.solution is None:
             return None
-        planner, problem, answer = least.solution
+        planner, problem, answer = smallest.solution
         # The very least splits what nobody splits: a row-parallel q_proj behind a norm saves 4 % of Llama-3-8B's peak on 8 A100, and
         # costs 10 % of its step. So the fastest plan that takes hardly more is shown.
         with planner.clock("baselines"):

@@ -60,14 +60,14 @@ def note_oversized_states(planner: Planner) -> tuple[str, ...]:
     return (Sentence(why, needed, " per GPU"),)
 
 
-def note_shortage(least: Plan, planner: Planner, at_least: float) -> tuple[Note, ...]:
-    """Return the notes of a plan of least memory, `least`, that needs more than the planner's budget. `at_least`: the network's sum for
+def note_shortage(smallest: Plan, planner: Planner, at_least: float) -> tuple[Note, ...]:
+    """Return the notes of a plan of least memory, `smallest`, that needs more than the planner's budget. `at_least`: the network's sum for
     that plan, below which no plan is. If it is far below the plan's peak, another plan may have a lower peak."""
-    peak = least.cost.memory_bytes["peak"]
+    peak = smallest.cost.memory_bytes["peak"]
     most = "" if peak <= at_least * (1 + BUFFERS) else "at most "
     amounts = needed_and_available(peak, planner.budget)
     needs = Sentence("the least memory that ", searched_plans(planner), f" needs is {most}", amounts)
-    return Note(needs, NoteKind.SHORTAGE), *(note_idle_gpus(least, planner.graph) or note_repeated_work(least))
+    return Note(needs, NoteKind.SHORTAGE), *(note_idle_gpus(smallest, planner.graph) or note_repeated_work(smallest))
 
 
 def searched_plans(planner: Planner) -> Sentence:
@@ -120,17 +120,17 @@ def refuse_or_least_memory(
     planner: Planner,
     options: Sequence[DeviceMesh],
     below: float,
-    least: MeshAnswer | None,
+    least_memory: MeshAnswer | None,
     wide: TooWide | None,
     bound: float,
 ) -> Plan:
-    """Return what `choose_mesh` gives or raises if no plan fits on the meshes. `least`: the answer of least memory."""
+    """Return what `choose_mesh` gives or raises if no plan fits on the meshes. `least_memory`: the answer of least memory."""
     # A search below a known value does not look for the least memory, so it has none to tell.
     if below < float("inf"):
         raise NoPlanFits(f"no plan that fits is better than {below:.4g}", bound=min(below, bound))
-    if least is None and wide is not None:
+    if least_memory is None and wide is not None:
         raise wide
-    if least is None:
+    if least_memory is None:
         raise NoPlanFits(
             "no plan of this model can run on these meshes; try another ", named("mesh"), " or ", named("batch")
         )
@@ -138,9 +138,11 @@ def refuse_or_least_memory(
     # Of meshes that were not looked at no more is known than what evenly shared states take.
     all_meshes = every <= {mesh.axis_sizes for mesh in options}
     sum_bytes = (
-        memory_bytes(least.answer.smallest) if all_meshes and least.answer.smallest else least_state_bytes(planner)
+        memory_bytes(least_memory.answer.smallest)
+        if all_meshes and least_memory.answer.smallest
+        else least_state_bytes(planner)
     )
-    return _plan_of_least_memory(planner, least.answer, least.problem, bound, sum_bytes)
+    return _plan_of_least_memory(planner, least_memory.answer, least_memory.problem, bound, sum_bytes)
 
 
 def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem, bound: float, at_least: float) -> Plan:

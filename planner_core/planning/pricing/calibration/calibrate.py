@@ -169,10 +169,10 @@ def fit_step(
     # At the upper end products reach the vendor's peak.
     low, high = MIN_FACTOR, 1 / cluster.gpu.flops_efficiency
     slow, now, fast = speed(low), speed(1.0), speed(high)
-    wanted, least, most = step.tokens_per_s_per_gpu, slow.tokens_per_s_per_gpu, fast.tokens_per_s_per_gpu
-    if not least < wanted < most:
+    wanted, slowest, fastest = step.tokens_per_s_per_gpu, slow.tokens_per_s_per_gpu, fast.tokens_per_s_per_gpu
+    if not slowest < wanted < fastest:
         raise InputError(
-            f"{source}: {wanted:g} tokens/s/GPU cannot be reached with any speed of products, which gives {least:.0f} to {most:.0f}; "
+            f"{source}: {wanted:g} tokens/s/GPU cannot be reached with any speed of products, which gives {slowest:.0f} to {fastest:.0f}; "
             "check layout, micro-batch, recompute and GB/s of the links"
         )
     for _ in range(MAX_BISECTIONS):

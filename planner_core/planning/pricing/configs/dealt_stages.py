@@ -70,13 +70,15 @@ class StageSettings:
         return tuple(copies)
 
     def _count_stages(self, layout: Layout, counted: int, where: str) -> int:
-        least, most = _stages_of_rank(layout, counted)
+        fewest, most = _stages_of_rank(layout, counted)
         if self.layers_per_stage is None:
-            return layout.pp * least
+            return layout.pp * fewest
         stages = math.ceil(counted / self.layers_per_stage)
-        if stages % layout.pp or not least <= stages // layout.pp <= most:
+        if stages % layout.pp or not fewest <= stages // layout.pp <= most:
             wanted = (
-                str(least * layout.pp) if least == most else f"a multiple of {layout.pp}, {least * layout.pp} or more,"
+                str(fewest * layout.pp)
+                if fewest == most
+                else f"a multiple of {layout.pp}, {fewest * layout.pp} or more,"
             )
             raise InputError(
                 f"{where}: {LAYERS} {self.layers_per_stage} makes {stages} stages of {counted} layers (with those of {FIRST_LESS} and "
@@ -90,11 +92,11 @@ def nearest_settings(layout: Layout, copies: tuple[int, ...]) -> tuple[StageSett
     """Return the settings whose stages are those of `copies`, or else come nearest, and the layers of each stage that they make: first as
     many stages, then as many layers in each. `layout` states the ranks and the schedule."""
     layers = sum(copies)
-    least, most = (n * layout.pp for n in _stages_of_rank(layout, layers))
-    for stages in sorted(range(least, min(most, layers) + 1, layout.pp), key=lambda n: (abs(n - len(copies)), n)):
+    fewest, most = (n * layout.pp for n in _stages_of_rank(layout, layers))
+    for stages in sorted(range(fewest, min(most, layers) + 1, layout.pp), key=lambda n: (abs(n - len(copies)), n)):
         if settings := list(_settings_of(layout, stages, layers)):
             return min(settings, key=lambda m: _distance(m[1], copies))
-    raise InputError(f"torchtitan deals no {layers} layers to {least} stages; give fewer")
+    raise InputError(f"torchtitan deals no {layers} layers to {fewest} stages; give fewer")
 
 
 def fewest_stages_of_rank(schedule: str) -> int:
@@ -103,8 +105,8 @@ def fewest_stages_of_rank(schedule: str) -> int:
 
 
 def _stages_of_rank(layout: Layout, layers: int) -> tuple[int, int]:
-    least = fewest_stages_of_rank(layout.run_schedule)
-    return STAGES_OF_RANK.get(layout.run_schedule, (least, max(least, layers)))
+    fewest = fewest_stages_of_rank(layout.run_schedule)
+    return STAGES_OF_RANK.get(layout.run_schedule, (fewest, max(fewest, layers)))
 
 
 def _settings_of(layout: Layout, stages: int, layers: int) -> Iterator[tuple[StageSettings, tuple[int, ...]]]:

@@ -246,8 +246,8 @@ class Fields:
             )
         return default if value in CHOSEN_BY_TOOL else value
 
-    def read_int(self, name: str, default: int, least: int = 1) -> int:
-        """Return a whole number from `least`. Raises InputError for anything else."""
+    def read_int(self, name: str, default: int, minimum: int = 1) -> int:
+        """Return a whole number from `minimum`. Raises InputError for anything else."""
         value = self._read_value(name, default)
         try:
             # A launch script gives text, in which "8.0" is not a whole number to any tool; YAML may give 8.0.
@@ -255,8 +255,8 @@ class Fields:
         except (TypeError, ValueError):
             number = math.nan
         # A bool is a number to Python. What is not a number fails the first comparison.
-        if isinstance(value, bool) or not least <= number <= MAX_COUNT or number != int(number):
-            raise self.wrong_value(name, value, f"a whole number from {least}")
+        if isinstance(value, bool) or not minimum <= number <= MAX_COUNT or number != int(number):
+            raise self.wrong_value(name, value, f"a whole number from {minimum}")
         return int(number)
 
     def read_optional_int(self, name: str) -> int | None:
@@ -302,7 +302,7 @@ class Fields:
 
     def require_value(self, name: str, wanted: int, what: str) -> None:
         """Raise InputError if a number other than `wanted` asks for `what`, which cannot be priced."""
-        if self.read_int(name, wanted, least=0) not in (0, wanted):
+        if self.read_int(name, wanted, minimum=0) not in (0, wanted):
             raise InputError(
                 f"{self.where}: {name} {self.values[name]} asks for {what}, which cannot be priced; set it to {wanted}"
             )

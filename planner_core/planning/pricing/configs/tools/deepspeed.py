@@ -120,7 +120,7 @@ def read_gradients(fields: Fields, dtype: str | None, cp: int) -> tuple[dict[str
 
 def zero_layout(fields: Fields, name: str, ranks: int, tp: int, cp: int, default: int = 0) -> Layout:
     """Return the layout of a ZeRO stage over data-parallel ranks, and over context ranks, which exchange heads. Raises InputError."""
-    stage = fields.read_int(name, default, least=0)
+    stage = fields.read_int(name, default, minimum=0)
     if stage > 3:
         raise fields.wrong_value(name, stage, "0, 1, 2 or 3")
     cp_type = "ulysses" if cp > 1 else "ring"

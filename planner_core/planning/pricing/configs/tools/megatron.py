@@ -174,7 +174,7 @@ def _read_data_parallelism(fields: Fields, ranks: int, cp: int) -> dict[str, Any
     """Return the degrees of data parallelism and the ZeRO stage, as fields of a layout."""
     # Not `or`, which would leave the second field unread, and an unread field may refuse the file.
     sharded = fields.read_flag("--use-torch-fsdp2") | fields.read_flag("--use-megatron-fsdp")
-    stage = fields.read_int("--zero-stage", 0, least=0)  # Megatron-DeepSpeed's
+    stage = fields.read_int("--zero-stage", 0, minimum=0)  # Megatron-DeepSpeed's
     # DeepSpeed's bf16 optimizer shards the states at every stage, stage 0 included.
     bf16_optimizer = fields.read_flag("--deepspeed") and fields.read_flag("--bf16")
     zero = max(stage, 1 if fields.read_flag("--use-distributed-optimizer") or bf16_optimizer else 0)

@@ -27,7 +27,7 @@ def read_stages(fields: Fields) -> tuple[int, int, tuple[int, ...]]:
     """Return the ranks of the pipeline, the stages of each, and the layers of each stage, empty where all stages have equally many.
 
     Raises InputError for layers that do not divide over stages."""
-    pp, layers = fields.read_int("--pipeline-model-parallel-size", 1), fields.read_int("--num-layers", 0, least=0)
+    pp, layers = fields.read_int("--pipeline-model-parallel-size", 1), fields.read_int("--num-layers", 0, minimum=0)
     virtual = fields.first_set("--num-virtual-stages-per-pipeline-rank", "--virtual-pipeline-model-parallel-size")
     vp = fields.read_int(virtual, 1)
     if fields.has_value(LAYERS_PER_STAGE):

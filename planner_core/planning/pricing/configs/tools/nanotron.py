@@ -49,7 +49,7 @@ def read(fields: Fields, num_gpus: int) -> Setup:
             f"GPUs; give a cluster of {ranks}"
         )
     tp_mode = fields.read_word("parallelism.tp_mode", "all_reduce", ("all_reduce", "reduce_scatter"))
-    zero = fields.read_int("optimizer.zero_stage", 0, least=0)
+    zero = fields.read_int("optimizer.zero_stage", 0, minimum=0)
     if zero > 1:
         raise fields.wrong_value("optimizer.zero_stage", zero, "0 or 1")
     layout = Layout(

@@ -63,9 +63,9 @@ def read(fields: Fields, num_gpus: int) -> Setup:
     fields.values = plain
     tp = fields.read_int("model_parallel_size", 1)
     # 0 and 1 are both one stage; GPT-NeoX builds another class of model for 0.
-    pp = max(1, fields.read_int("pipe_parallel_size", 1, least=0))
+    pp = max(1, fields.read_int("pipe_parallel_size", 1, minimum=0))
     ranks = remaining_ranks(fields, "model_parallel_size with pipe_parallel_size", num_gpus, tp * pp)
-    stage = fields.read_int("zero_optimization.stage", 0, least=0)
+    stage = fields.read_int("zero_optimization.stage", 0, minimum=0)
     if stage > 1:
         raise InputError(
             f"{fields.where}: zero_optimization.stage {stage} is not read; set it to 1, or state ",

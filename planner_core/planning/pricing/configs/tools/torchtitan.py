@@ -118,7 +118,7 @@ def _read_layout(fields: Fields, num_gpus: int) -> Layout:
     tp = fields.read_int("parallelism.tensor_parallel_degree", 1)
     cp = fields.read_int("parallelism.context_parallel_degree", 1)
     dp = fields.read_int("parallelism.data_parallel_replicate_degree", 1)
-    shard = fields.read_int("parallelism.data_parallel_shard_degree", -1, least=-1)
+    shard = fields.read_int("parallelism.data_parallel_shard_degree", -1, minimum=-1)
     others = "tensor_parallel_degree" if cp == 1 else "tensor_parallel_degree with context_parallel_degree"
     pp = fields.read_int("parallelism.pipeline_parallel_degree", 1)
     others += " with pipeline_parallel_degree" if pp > 1 else ""
@@ -164,7 +164,7 @@ def _read_schedule(fields: Fields, pp: int) -> dict[str, Any]:
 
 def _read_stages(fields: Fields) -> StageSettings:
     """Return how layers are dealt to stages. Raises InputError for modules of stages that are not lists of names."""
-    first, last = (fields.read_int(name, 1, least=0) for name in (FIRST_LESS, LAST_LESS))
+    first, last = (fields.read_int(name, 1, minimum=0) for name in (FIRST_LESS, LAST_LESS))
     number = fields.read_optional_int(LAYERS)
     if not fields.has_value(PARTS):
         return StageSettings(number, first, last)
