@@ -81,8 +81,7 @@ def launch_command(target: str, cluster: Cluster, file: str, option: str = "") -
 
     `option`: what the plan's model adds, with a blank before it, to the torchrun script (its samples) or to torchtitan (a module).
     """
-    per_node = cluster.levels[0].size
-    nodes = cluster.num_gpus // per_node
+    per_node, nodes = cluster.node_gpus, cluster.num_nodes
     run = f"torchrun --standalone --nproc-per-node {per_node}"
     if nodes > 1:
         run = f"torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-endpoint $HEAD:29500"

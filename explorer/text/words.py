@@ -297,11 +297,9 @@ def placements_by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
 
 def cluster_words(cluster: Cluster) -> str:
     """Describe a cluster: nodes, GPUs per node and the GPU; of a known GPU the first part of its name."""
-    per_node = cluster.levels[0].size
-    name = cluster.gpu.name
+    name, nodes = cluster.gpu.name, cluster.num_nodes
     gpu = name.split("-")[0] if name in _known_gpus() else name
-    nodes = cluster.num_gpus // per_node
-    return f"{nodes} node{'s' * (nodes > 1)} × {per_node} {gpu}"
+    return f"{nodes} node{'s' * (nodes > 1)} × {cluster.node_gpus} {gpu}"
 
 
 @cache

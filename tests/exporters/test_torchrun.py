@@ -18,11 +18,15 @@ import pytest
 import torch
 
 import planner_core as shardscope
+from explorer.components.overview.launch import launch_line
+from explorer.text import words
 from planner_core.core import InputError, Plan, plan_from_json, plan_to_json
+from planner_core.exporters import Remark, RemarkKind
 from planner_core.exporters.api import export, export_text
 from planner_core.exporters.configs.common import launch_sizes
 from planner_core.models import SNAPSHOT_TRANSFORMERS
 from planner_core.models.sources import build_from_config
+from planner_core.planning.methods import TARGETS
 from planner_core.runtime import initializer
 from planner_core.runtime.training import warmup_cosine
 from planner_core.verification import materialise, scaled
@@ -52,14 +56,25 @@ HOW = (
 )
 
 
-def test_a_host_has_the_processes_of_its_gpus() -> None:
-    """Pairs of GPUs in hosts of eight were started as `--nproc-per-node 2 --nnodes 8`."""
-    sizes = (("NVLink pair", 2), ("PCIe", 4), ("IB", 2))
-    levels = [{"name": name, "size": size, "unit_gb_per_s": 50, "latency_us": 5} for name, size in sizes]
-    cluster = {"gpu": "h100-sxm", "levels": levels, "gpus_per_node": 8}
-    plan = shardscope.plan("gpt2-xl", cluster=cluster, mesh="16", layers=1, seq=64, batch=16, accumulate=1).best
-    assert launch_sizes(plan) == (2, 8)
-    assert launch_sizes(plan_from_json(plan_to_json(plan))) == (2, 8)
+@pytest.mark.parametrize(
+    ("sizes", "gpus_per_node", "nodes"), [((2, 4, 2), 8, 2), ((8, 2), 4, 4), ((8, 2), 8, 2), ((8, 2), None, 2)]
+)
+def test_a_host_has_the_processes_of_its_gpus(sizes: tuple[int, ...], gpus_per_node: int | None, nodes: int) -> None:
+    """Pairs of GPUs in hosts of eight were started as `--nproc-per-node 2 --nnodes 8`, and by the page's line still were when the
+    export was right."""
+    levels = [{"name": f"level {i}", "size": n, "unit_gb_per_s": 50, "latency_us": 5} for i, n in enumerate(sizes)]
+    cluster = {"gpu": "h100-sxm", "levels": levels}
+    if gpus_per_node:
+        cluster["gpus_per_node"] = gpus_per_node
+    result = shardscope.plan("gpt2-xl", cluster=cluster, mesh="16", layers=1, seq=64, batch=16, accumulate=1)
+    plan = result.best
+    assert launch_sizes(plan) == (nodes, 16 // nodes)
+    assert launch_sizes(plan_from_json(plan_to_json(plan))) == (nodes, 16 // nodes)
+    shown = launch_line(TARGETS["torchrun"], result.cluster, plan)
+    assert f"torchrun --nnodes {nodes} --nproc-per-node {16 // nodes} " in shown
+    written = [str(r) for r in export_text(plan, "torchrun").remarks if Remark.of(r).kind == RemarkKind.LAUNCH]
+    assert any(f"torchrun --nproc-per-node {16 // nodes} --nnodes {nodes} " in remark for remark in written)
+    assert words.cluster_words(result.cluster) == f"{nodes} nodes × {16 // nodes} H100"
 
 
 @cache

@@ -87,6 +87,11 @@ class Cluster:
         """GPUs of one host."""
         return self.gpus_per_node or self.levels[0].size
 
+    @property
+    def num_nodes(self) -> int:
+        """Number of hosts."""
+        return self.num_gpus // self.node_gpus
+
     def is_inside(self, level: int) -> bool:
         """Return whether the links of a level join GPUs without the network between nodes, as those of level 0 do."""
         return level == 0 or self.unit_gpus(level + 1) <= self.node_gpus
