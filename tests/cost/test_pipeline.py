@@ -12,10 +12,14 @@ import pytest
 
 from planner_core.core import InputError, Pipeline, StageCost, load_cluster, plan_from_json, plan_to_json, root
 from planner_core.cost import (
+    Ends,
     PipelineTime,
     cost_model_of,
     even_copies,
+    pipe_link,
+    schedule_ranks,
     simulated_pipeline,
+    stage_costs,
     stage_memories,
     stage_plans,
 )
@@ -32,8 +36,8 @@ from planner_core.cost.schedule.pipeline import (
     tied_weights,
     timing,
 )
-from planner_core.cost.schedule.pipeline.memory import rank_memory
-from planner_core.cost.schedule.pipeline.orders import receives_ahead, steady_situations
+from planner_core.cost.schedule.pipeline.memory import _highest_moments, rank_memory
+from planner_core.cost.schedule.pipeline.orders import Situation, receives_ahead, steady_situations
 from planner_core.models import load_plan_graph
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
@@ -401,16 +405,30 @@ def test_what_is_handed_on_as_it_came_is_held_once() -> None:
 
 
 def test_a_weight_of_two_stages_of_a_rank_is_held_once() -> None:
-    """The second of two ranks embeds the decoder's tokens in one stage and has the head in another: one weight, which was counted twice."""
-    stated = Statement(parse_layout("dp=1,pp=2,vp=2,schedule=interleaved"), accumulate=4, seq=256, layers=3)
-    plan = Pricer("t5-large", load_cluster("1x8-h100:gpus=2")).plan(stated)
+    """The second of two ranks embeds the decoder's tokens in one stage and has the head in another: one weight, whose parameter, gradient
+    and optimizer states were counted twice, as were the seconds of its sum and its update."""
+    stated = Statement(parse_layout("dp=2,pp=2,vp=2,schedule=interleaved"), accumulate=4, seq=256, layers=3)
+    plan = Pricer("t5-large", load_cluster("1x8-h100:gpus=4")).plan(stated)
     assert plan is not None and plan.pipeline is not None
-    model = cost_model_of(plan)
-    memories = stage_memories(stage_plans(plan.blocks, load_plan_graph(plan), plan.pipeline), model)
+    model, graph, elements = cost_model_of(plan), load_plan_graph(plan), 32128 * 1024
+    together = stage_plans(plan.blocks, graph, plan.pipeline)
+    apart = stage_plans(plan.blocks, graph, Pipeline(4, "1f1b", plan.pipeline.copies))
+    memories, of_four = stage_memories(together, model), stage_memories(apart, model)
     found = rank_memory(plan.pipeline, 1, memories, steady_situations(plan.pipeline, 4)[1], model)
-    twice = sum(memories[s].state.params + memories[s].state.moments for s in (1, 3))
-    assert memories[1].outer["shared.weight"] == memories[3].outer["shared.weight"]
-    assert found["params"] + found["optimizer"] == twice - sum(memories[1].outer["shared.weight"])
+    four = [of_four[s].state for s in (1, 3)]
+    # A bfloat16 copy and a float32 one, and AdamW's two moments in float32.
+    assert found["params"] + found["optimizer"] == sum(s.params + s.moments for s in four) - (2 + 4 + 8) * elements
+    assert sum(memories[s].state.grads for s in (1, 3)) == sum(s.grads for s in four) - 4 * elements
+    # The head's backward makes the first terms, before any of the stage that embeds.
+    of_head = Situation(3, False, (0, 0), (False, True))
+    (moment,) = _highest_moments((1, 3), memories, [of_head], buffer=False, returned=0)
+    assert moment.grads == of_four[3].state.grads
+    link = pipe_link(model.cluster, model.mesh, plan.pipeline.axis)
+    once, twice = (stage_costs(stages, model, Ends(), link)[3] for stages in (together, apart))
+    assert once.backward_s == twice.backward_s and once.last_s < twice.last_s and once.step_s < twice.step_s
+    passes = [p for p in schedule_ranks(plan, graph)[1].passes for e in p.events if e.num_bytes >= 4 * elements]
+    # One sum is issued and waited for, in the stage whose last backward comes last.
+    assert [p.key for p in passes] == [(False, 1, 3)] * 2
 
 
 def test_layers_of_a_stage_that_receives_a_bias_keep_its_buffer() -> None:

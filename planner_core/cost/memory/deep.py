@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner_core.core import Block, BlockPlan, Call, Graph, Op
+from planner_core.core import Block, BlockPlan, Call, Graph, Op, ParamPlan
 from planner_core.cost.memory.backward import BackwardMemory, Gradient
 from planner_core.cost.memory.forward import MOMENTS, BlockMemory, CallMemory, Moment
 from planner_core.cost.memory.peak import (
@@ -62,7 +62,7 @@ def peak_memory(
     blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, known: KnownCopies | None = None
 ) -> dict[str, int]:
     """Return the bytes at the peak by kind, as `Walk.memory_bytes`. `known` is that of `block_memories`."""
-    memories, gaps = _shortened_memories(blocks, graph, model, known)
+    memories, gaps = _shortened_memories(blocks, graph, model, known, {})
     walk = walk_from_moments(
         standing_memory(blocks, graph, model),
         memories,
@@ -81,11 +81,12 @@ def stage_moments(
     gradients: Mapping[int, int],
     sent: int,
     known: KnownCopies | None,
+    borrowed: Mapping[str, ParamPlan],
 ) -> StageMoments:
     """Walk one stage of a pipeline. `gradients`: bytes of those that arrive, by value. `sent`: bytes of what is sent on, which is copied
-    when forward is done. `known` is that of `block_memories`."""
+    when forward is done. `known` and `borrowed` are those of `block_memories`."""
     state = standing_memory(blocks, graph, model)
-    memories, gaps = _shortened_memories(blocks, graph, model, known)
+    memories, gaps = _shortened_memories(blocks, graph, model, known, borrowed)
     given = {v: Gradient(size) for v, size in gradients.items()}
     inputs, outputs = Moment(state.inputs), Moment(state.inputs + sent)
     forward = tuple(_forward_moments(memories[""], gaps))
@@ -119,11 +120,15 @@ def _received_bytes(top: BlockMemory) -> int:
 
 
 def _shortened_memories(
-    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, known: KnownCopies | None
+    blocks: Mapping[str, BlockPlan],
+    graph: Graph,
+    model: CostModel,
+    known: KnownCopies | None,
+    borrowed: Mapping[str, ParamPlan],
 ) -> tuple[dict[str, BlockMemory], list[Gap]]:
     """Return the memory of each block, of a model without the middle of its stretches of equal copies; and what is left out."""
     top, gaps = shorten_repeats(graph.top, {p: label for label, bp in blocks.items() for p in bp.prefixes})
-    return block_memories(blocks, replace(graph, top=top), model, known), gaps
+    return block_memories(blocks, replace(graph, top=top), model, known, borrowed), gaps
 
 
 def _forward_moments(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:

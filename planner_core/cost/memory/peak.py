@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
-from planner_core.core import OPTIMIZERS, BlockPlan, Graph, Workload
+from planner_core.core import OPTIMIZERS, BlockPlan, Graph, ParamPlan, Workload
 from planner_core.cost.memory.backward import BackwardMemory, Gradient
 from planner_core.cost.memory.forward import BlockMemory, CallMemory, HandedThrough, Moment
 from planner_core.cost.memory.in_flight import UnitMemory, brought_by_caller, unit_memory, units_of_top
@@ -115,10 +116,15 @@ keep alive. Stages that receive an operand may have another block than the stage
 
 
 def block_memories(
-    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, known: KnownCopies | None = None
+    blocks: Mapping[str, BlockPlan],
+    graph: Graph,
+    model: CostModel,
+    known: KnownCopies | None = None,
+    borrowed: Mapping[str, ParamPlan] = MappingProxyType({}),
 ) -> dict[str, BlockMemory]:
     """Return the storages of every block in running order, by label of the plan; the top block's, "", knows what its calls do. `known`:
-    what is known from other plans of the same model; it is added to."""
+    what is known from other plans of the same model; it is added to. `borrowed`: weights of which gradients are made here, and summed and
+    updated elsewhere."""
     known = {} if known is None else known
     inner: dict[str, BlockMemory] = {}
     calls: dict[str, CallMemory] = {}
@@ -132,7 +138,8 @@ def block_memories(
     top = graph.top
     # Equal copies are walked once (`one`), so a model of 100 layers takes as long as one of 2, save for the top block's own items.
     units, unit_at = units_of_top(top, blocks[""], {prefix: copy.unit for prefix, copy in calls.items()}, model)
-    return {**inner, "": BlockMemory(BlockStorages(top, blocks[""], model), units, unit_at, calls)}
+    whole = replace(blocks[""], params={**blocks[""].params, **borrowed})
+    return {**inner, "": BlockMemory(BlockStorages(top, whole, model), units, unit_at, calls)}
 
 
 def highest_moment(moments: Iterable[Moment]) -> Moment:

@@ -88,7 +88,7 @@ def policy_from_plan(
     if calls > 1:
         # Whatever the cut, the first stage has the embedding and the last one the head. If they are tied both sum its gradient, so
         # copies move from these stages to others.
-        tied = tied_seconds((pieces[0], pieces[-1]), Pipeline(2, "1f1b", (1, 1)), model, link)
+        tied = tied_seconds((pieces[0], pieces[-1]), model, link)
         step_s[[0, -1]] += tied[0], tied[1]
     memories = stage_memories(pieces, model)
     grads = np.array([m.state.grads for m in memories], dtype=float)

@@ -143,7 +143,8 @@ class GradientBucket:
             yield from self._reduce_micro(arrived)
         if self.deferred or (self.final and not sync):
             # Inside `no_sync()` the packed sums wait in the slots for the last micro-batch. Other sums live on in `weight.accumulated`.
-            self.reset(keep=self.final_by_rank)
+            # So do slots of gradients that are still to come: another stage has brought that of a weight which both use.
+            self.reset(keep=self.final_by_rank or any(w.accumulated is None for w in self.weights))
             return
         yield from self.reduce_final(arrived)
         self.reset()

@@ -18,7 +18,7 @@ units ahead, and so on (`prefetch`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,6 +121,8 @@ class BackwardPass:
         self.small_buckets: list[GradientBucket] = []
         """Buckets that are reduced together when autograd has finished."""
         self.sync = True
+        self.unfinished: Set[RuntimeUnit] = frozenset()
+        """Units of the rank's other stages whose last backward is still to come. They sum the gradients that they share with this one."""
         self.running = False
         self.units: list[RuntimeUnit] = []
         self.pending_weights: list[Weight] = []
@@ -169,7 +171,12 @@ class BackwardPass:
         # Before `deferred` is made: a deferred bucket in flight still adds to `accumulated`.
         self.queue.drain()
         if self.sync:  # the unit that should finish a shared weight's gradient may not have run backward
-            deferred = dict.fromkeys(w for u in self.units for w in u.deferred_weights if w.accumulated is not None)
+            deferred = dict.fromkeys(
+                w
+                for u in self.units
+                for w in u.deferred_weights
+                if w.accumulated is not None and w.first_unit not in self.unfinished
+            )
             self.queue.push([GradientBucket([w], [w.accumulated_shape], [()]).reduce_final([0]) for w in deferred])
         self.queue.drain()
         self.pending_weights = list(
@@ -276,7 +283,7 @@ class RuntimeUnit:
     def issue_reductions(self) -> None:
         """Issue the reductions of the gradients that have arrived."""
         self.arrived = 0
-        sync = self.backward.sync
+        sync = self.backward.sync and self not in self.backward.unfinished
         at_end = [r for r in self.reductions if r.arrived and r.is_small and sync]
         # Inside `no_sync()` a small bucket goes the ordinary way: `reduce` leaves its sum in `accumulated` and sends nothing.
         self.backward.small_buckets += at_end

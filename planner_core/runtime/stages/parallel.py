@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.names import GuardFailed
 from planner_core.runtime.program.torch_private import local_part
+from planner_core.runtime.program.units import RuntimeUnit
 from planner_core.runtime.program.weights import Weight
 from planner_core.runtime.record.tape import Ref
 from planner_core.runtime.stages.cut import StageLayout, cut_layout
@@ -296,6 +297,7 @@ class StagedParallel(Parallel):
         assert isinstance(planned, StagedForward)
         batch: list[list[Any]] = []
         modules, metas = [], []
+        units: frozenset[RuntimeUnit] = frozenset()
         for stage, program in zip(planned.stages, planned.written_programs, strict=True):
             self.agreement.check_buffers(
                 {b.buffer for unit in program.units for b in unit.buffers}.union(program.buffers)
@@ -305,10 +307,11 @@ class StagedParallel(Parallel):
             last = stage.number + 1 == len(self.cut.copies)
             module = StageModule(
                 self._micro_batch_runner(stage_call, batch),
-                self._backward_listener(stage.number),
+                self._backward_listener(stage.number, units),
                 self.micro_batches,
                 last=last,
             )
+            units = units.union(call.unit for call in stage_call.bound.calls)
             modules.append((stage.number, module))
             metas.append(stage_call.metas())
         backward = torch.is_grad_enabled()
@@ -338,12 +341,14 @@ class StagedParallel(Parallel):
 
         return run
 
-    def _backward_listener(self, stage: int) -> Callable[[int], None]:
-        """Called when backward of a micro-batch begins in a stage: gradients are summed over the stage's mesh with the last one."""
+    def _backward_listener(self, stage: int, earlier: Set[RuntimeUnit]) -> Callable[[int], None]:
+        """Called when backward of a micro-batch begins in a stage: gradients are summed over the stage's mesh with the last one. `earlier`:
+        the units of the rank's stages before, whose last backward comes later and sums what they share."""
 
         def begin(number: int) -> None:
             self.on_pass(False, stage, number)
             # By the number and not by counting calls: a rank with several stages runs their micro-batches in turn.
             self.engine.backward.sync = number + 1 == self.micro_batches
+            self.engine.backward.unfinished = earlier
 
         return begin

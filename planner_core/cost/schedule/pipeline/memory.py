@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner_core.core import Pipeline, State
 from planner_core.cost.memory import Moment, StageMoments, StandingMemory, num_update_tensors, stage_moments
@@ -39,7 +39,7 @@ class StageMemory:
 
     `of`: the highest moments of its passes. `kept`: what one micro-batch holds between its forward and backward, with what it `sent` on.
     `received`, `gradients`: operands and gradients of one micro-batch that are sent to it. `returned`: gradients of one micro-batch that it
-    sends back. `outer`: weights and optimizer states of each weight of the top block, by name.
+    sends back. `outer`: the sum of gradients of each weight of the top block, by name, also of one that an earlier stage of the rank holds.
     """
 
     of: StageMoments
@@ -48,7 +48,7 @@ class StageMemory:
     received: int
     gradients: int
     returned: int
-    outer: Mapping[str, tuple[int, int]]
+    outer: Mapping[str, int]
 
     @property
     def state(self) -> StandingMemory:
@@ -90,9 +90,10 @@ def _stage_memory(stage: StagePlan, states: Mapping[int, State], model: CostMode
     taken = boundary_states(stage).items()
     received = sum(local_bytes(top, v, s.forward, model) for v, s in taken)
     returned = sum(local_bytes(top, v, s.gradient, model) for v, s in taken if top.values[v].grad)
-    moments = stage_moments(stage.blocks, stage.graph, model, gradients, sent, walked)
-    forms = weight_forms(top, stage.blocks[""], model)
-    outer = {top.values[w.value].name: (w.stored.num_bytes + w.working.num_bytes, w.moments.num_bytes) for w in forms}
+    moments = stage_moments(stage.blocks, stage.graph, model, gradients, sent, walked, stage.borrowed)
+    plan = stage.blocks[""]
+    forms = weight_forms(top, replace(plan, params={**plan.params, **stage.borrowed}), model)
+    outer = {top.values[w.value].name: w.gradient.num_bytes for w in forms}
     return StageMemory(moments, moments.kept + sent, sent, received, sum(gradients.values()), returned, outer)
 
 
@@ -106,11 +107,6 @@ def rank_memory(
         sum(getattr(memories[s].state, name) for s in rank_stages)
         for name in ("params", "moments", "grads" if buffer else "reduced")
     )
-    # A weight that several of its stages use is one parameter, though each stage has a gradient of it.
-    uses = [(name, size) for s in rank_stages for name, size in memories[s].outer.items()]
-    once = dict(uses)
-    params -= sum(size[0] for _, size in uses) - sum(size[0] for size in once.values())
-    moments -= sum(size[1] for _, size in uses) - sum(size[1] for size in once.values())
     largest = max(memories[s].state.largest_param for s in rank_stages)
     peak = Moment(0, updated, num_update_tensors(model.workload) * largest)  # the optimizer's step
     # torch's schedule of one stage a rank drops the gradients that it has sent back when the next backward is over.
@@ -139,16 +135,35 @@ def _highest_moments(
     the rank holds from its first backward on."""
     kept_by_stage = [memories[s].kept for s in rank_stages]
     grads_by_stage = [memories[s].state.grads for s in rank_stages]
+    shared = _shared_gradients([memories[s].outer for s in rank_stages])
     received_by_stage = [(memories[s].received, memories[s].gradients) for s in rank_stages]
     for stage, forward, others, begun, is_last, operands, gradients in situations:
         stands = (True,) * len(begun) if buffer else begun
         kept = sum(map(operator.mul, others, kept_by_stage))
         grads = sum(map(operator.mul, stands, grads_by_stage))
-        passing = memories[stage].passing(forward, stands[rank_stages.index(stage)], is_last)
+        at = rank_stages.index(stage)
+        # Backward comes first to the last stage that uses a weight, so its gradient stands before others of the stage that holds it. The
+        # first backward of that stage counts it as its own.
+        grads += sum(
+            size
+            for first, later, size in shared
+            if not stands[first] and any(stands[k] for k in later) and (forward or at != first)
+        )
+        passing = memories[stage].passing(forward, stands[at], is_last)
         # When Megatron-LM, which has the buffer of gradients, receives is not known here.
         early = zip(operands, gradients, received_by_stage, strict=False) if not buffer else ()
         ahead = sum(n * operand + m * gradient for n, m, (operand, gradient) in early)
         yield passing + Moment(kept, grads, returned * any(begun) + ahead)
+
+
+def _shared_gradients(outer: Sequence[Mapping[str, int]]) -> list[tuple[int, list[int], int]]:
+    """Return for each weight that several stages of a rank use the first of them, which holds it, the others, and the bytes of the sum of
+    its gradients. `outer`: that of each stage."""
+    users: dict[str, list[int]] = {}
+    for number, sizes in enumerate(outer):
+        for name in sizes:
+            users.setdefault(name, []).append(number)
+    return [(first, later, outer[first][name]) for name, (first, *later) in users.items() if later]
 
 
 def fullest_rank(

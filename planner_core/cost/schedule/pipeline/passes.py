@@ -69,10 +69,7 @@ def schedule_ranks(plan: Plan, graph: Graph) -> list[RankWork]:
         traffic = sum_traffic(
             (m for s in rank_stages for m in plan_messages(stages[s].blocks, stages[s].computed_graph, model)), model
         )
-        # Where all stages that share a weight are on one rank, nothing is sent.
-        shared = [
-            size for users, size in tied if set(users) & set(rank_stages) and len({cut.rank_of(s) for s in users}) > 1
-        ]
+        shared = [size for users, size in tied if set(users) & set(rank_stages)]
         copies = tuple(call.prefix for s in rank_stages for call in stages[s].computed_graph.calls())
         works.append(RankWork(passes, replace(plan.cost, traffic=traffic).collectives(), tuple(shared), copies))
     return works
@@ -107,7 +104,7 @@ def _boundary_bytes(stages: tuple[StagePlan, ...], number: int, model: CostModel
 
 
 def tied_bytes(stages: Sequence[StagePlan], model: CostModel) -> list[tuple[tuple[int, ...], int]]:
-    """Return the stages that share a weight, and the bytes of its gradient on one GPU, as the optimizer takes it."""
+    """Return the stages that hold a weight of several ranks, and the bytes of its gradient on one GPU, as the optimizer takes it."""
     tied = []
     for name, users in tied_weights(stages).items():
         top = stages[users[0]].graph.top

@@ -109,7 +109,7 @@ def price_stages(
     """Return the seconds of each stage, and the memory of the fullest rank by kind: all of a price but the simulated step."""
     link = pipe_link(model.cluster, model.mesh, pipeline.axis)
     whole, peaks = fullest_rank(pipeline, stage_memories(stages, model), model)
-    tied = tied_seconds(stages, pipeline, model, link)
+    tied = tied_seconds(stages, model, link)
     plain = stage_costs(stages, model, ends, link, split=pipeline.schedule in SPLIT)
     costs = (
         replace(cost, step_s=cost.step_s + tied[k], peak_bytes=peaks[pipeline.rank_of(k)])
@@ -214,15 +214,11 @@ def _sent_to_next_stage(stages: Sequence[StagePlan], number: int, model: CostMod
     return total, seconds
 
 
-def tied_seconds(stages: Sequence[StagePlan], pipeline: Pipeline, model: CostModel, link: AxisLink) -> dict[int, float]:
+def tied_seconds(stages: Sequence[StagePlan], model: CostModel, link: AxisLink) -> dict[int, float]:
     """Return the seconds once a step to sum the gradients of weights that stages on different ranks share, by stage."""
     seconds_by_stage = dict.fromkeys(range(len(stages)), 0.0)
     for users, num_bytes in tied_bytes(stages, model):
-        ranks = {pipeline.rank_of(s) for s in users}
-        # Both stages are on one rank, as embedding and head are in a V: nothing is sent.
-        if len(ranks) == 1:
-            continue
-        seconds = collective_time("all_reduce", num_bytes, replace(link, size=len(ranks), stages=()))[0]
+        seconds = collective_time("all_reduce", num_bytes, replace(link, size=len(users), stages=()))[0]
         for stage in users:
             seconds_by_stage[stage] += seconds
     return seconds_by_stage

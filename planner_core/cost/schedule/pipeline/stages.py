@@ -8,17 +8,19 @@ A stage has the graph's own values, by their numbers, so a plan's blocks and sit
 tensor that comes from the stage before. What a later stage needs is handed on by every stage between (an encoder's output, for example):
 only neighbours talk.
 
-A weight that several stages use (tied embeddings) is in each of them, and its gradient is summed between them once a step.
+A weight that several stages use (tied embeddings) is in each of them, and its gradient is summed between their ranks once a step. Stages
+of one rank have one such weight: the first of them holds it, sums its gradient in its own last backward, which is the rank's last one that
+makes a term of it, and updates it. The plan of the others does not place it.
 """
 
 from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner_core.core import Block, BlockPlan, Call, Edge, Graph, InputError, Op, Pipeline, SitePlan, State
+from planner_core.core import Block, BlockPlan, Call, Edge, Graph, InputError, Op, ParamPlan, Pipeline, SitePlan, State
 from planner_core.cost.resolved_ops import RECEIVE, block_of
 from planner_core.cost.schedule.pipeline.received import received_operands, without_copies
 
@@ -26,12 +28,13 @@ from planner_core.cost.schedule.pipeline.received import received_operands, with
 @dataclass(frozen=True)
 class StagePlan:
     """One stage: its graph, its part of the plan's blocks by label, and the tensors that it takes from the stage before and hands on to the
-    next one (by their numbers in the top block)."""
+    next one (by their numbers in the top block). `borrowed`: how weights lie that it reads and an earlier stage of its rank holds."""
 
     graph: Graph
     blocks: Mapping[str, BlockPlan]
     takes: tuple[int, ...]
     gives: tuple[int, ...]
+    borrowed: Mapping[str, ParamPlan]
 
     @functools.cached_property
     def key(self) -> tuple[object, ...]:
@@ -63,6 +66,7 @@ def stage_plans(blocks: Mapping[str, BlockPlan], graph: Graph, pipeline: Pipelin
     labels = {prefix: label for label, block in blocks.items() for prefix in block.prefixes}
     plans = []
     known: dict[tuple[str, frozenset[int]], Block] = {}
+    held: dict[int, set[str]] = {}  # by rank: the weights of the top block that its stages so far hold
     for stage in range(len(pipeline.copies)):
         stage_items = items[cuts[stage] : cuts[stage + 1]]
         takes, gives = crossing[stage], crossing[stage + 1]
@@ -70,7 +74,10 @@ def stage_plans(blocks: Mapping[str, BlockPlan], graph: Graph, pipeline: Pipelin
         buffers = graph.buffer_bytes if stage < pipeline.ranks else 0
         stage_graph = replace(graph, top=_stage_top(graph.top, stage_items, takes, gives), buffer_bytes=buffers)
         stage_graph = _without_copies_of_received(stage_graph, takes, known)
-        plans.append(StagePlan(stage_graph, _stage_blocks(blocks, stage_graph, states, labels), takes, gives))
+        of_rank = held.setdefault(pipeline.rank_of(stage), set())
+        stage_blocks, borrowed = _stage_blocks(blocks, stage_graph, states, labels, of_rank)
+        of_rank.update(stage_blocks[""].params)
+        plans.append(StagePlan(stage_graph, stage_blocks, takes, gives, borrowed))
     return tuple(plans)
 
 
@@ -105,7 +112,7 @@ def even_copies(calls: int, stages: int) -> tuple[int, ...]:
 
 
 def tied_weights(stages: Sequence[StagePlan]) -> dict[str, tuple[int, ...]]:
-    """Return the weights of the top block that several stages use, by name: the stages."""
+    """Return the weights of the top block that stages of several ranks use, by name: of each rank the stage that holds it."""
     users: dict[str, list[int]] = {}
     for number, stage in enumerate(stages):
         for name in stage.blocks[""].params:
@@ -169,9 +176,14 @@ def _without_copies_of_received(
 
 
 def _stage_blocks(
-    blocks: Mapping[str, BlockPlan], stage: Graph, states: _DeliveredStates, labels: Mapping[str, str]
-) -> dict[str, BlockPlan]:
-    """Return the plan's blocks with the copies, sites and weights of one stage. `labels`: of each copy, by its prefix."""
+    blocks: Mapping[str, BlockPlan],
+    stage: Graph,
+    states: _DeliveredStates,
+    labels: Mapping[str, str],
+    held: Collection[str],
+) -> tuple[dict[str, BlockPlan], dict[str, ParamPlan]]:
+    """Return the plan's blocks with the copies, sites and weights of one stage, and how the weights lie that it borrows. `labels`: of each
+    copy, by its prefix. `held`: the weights that earlier stages of its rank hold."""
     top = stage.top
     read = {top.values[v].name for item in top.items for v in item.inputs if top.values[v].kind == "parameter"}
     whole = blocks[""]
@@ -181,14 +193,16 @@ def _stage_blocks(
         else whole.sites[op.name]
         for op in top.ops
     }
-    stage_blocks = {"": replace(whole, sites=sites, params={n: p for n, p in whole.params.items() if n in read})}
+    params = {n: p for n, p in whole.params.items() if n in read}
+    own = {n: p for n, p in params.items() if n not in held}
+    stage_blocks = {"": replace(whole, sites=sites, params=own)}
     # Of the copies of this stage alone: a model of a thousand layers has a thousand stages of one copy each in `policy_from_plan`.
     prefixes: dict[str, list[str]] = {}
     for call in stage.calls():
         prefixes.setdefault(labels[call.prefix], []).append(call.prefix)
     for label in (label for label in blocks if label in prefixes):
         stage_blocks[label] = replace(blocks[label], prefixes=tuple(prefixes[label]))
-    return stage_blocks
+    return stage_blocks, {n: p for n, p in params.items() if n in held}
 
 
 def _receive_op(state: State) -> Edge:
