@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.coverage import BATCH, ROOT, graph_and_dtype
 from bench.support.coverage.children import in_child, warm
-from bench.support.coverage.tp_plan_models import PARTS, part_graph
+from bench.support.coverage.tp_plan_models import MODEL_PARTS, part_graph
 from bench.support.kept_rows import KeptRows, add_before, describe_dates
 
 ROWS = KeptRows("hf_tp_plans", ("type",))
@@ -35,7 +35,7 @@ def main() -> None:
     for kind in args.types:
         ROWS.forget(args.before, type=kind)
         if (kind,) not in ROWS.read():
-            cls = PARTS[kind].cls if kind in PARTS else model_class(kind)
+            cls = MODEL_PARTS[kind].cls if kind in MODEL_PARTS else model_class(kind)
             row = {"type": kind, **(in_child(partial(_measure, kind, cls)) if cls else {"outcome": "no class"})}
             ROWS.append(row)
             print(
@@ -82,8 +82,8 @@ def _measure(kind: str, cls: str, tell: Any) -> None:
     from planner_core.core import PlannerError
 
     try:
-        graph, dtype = (part_graph(kind), "bfloat16") if kind in PARTS else graph_and_dtype(kind, cls)
-        tell(**compare(graph, dtype), **({"left_out": PARTS[kind].left_out} if kind in PARTS else {}))
+        graph, dtype = (part_graph(kind), "bfloat16") if kind in MODEL_PARTS else graph_and_dtype(kind, cls)
+        tell(**compare(graph, dtype), **({"left_out": MODEL_PARTS[kind].left_out} if kind in MODEL_PARTS else {}))
     except PlannerError as error:
         tell(outcome="refused", reason=str(error))
     except Exception as error:
@@ -152,7 +152,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "ours: the same weights split along any dim; the residual stream whole, all else replicated, least communication time. "
         f"{sum(bool(r.get('op_by_op')) for r in judged)} plans that move a tensor inside what is one group to us are judged op by op. "
         "Why ours needs less is read off the two plans: weights that lie otherwise, and collectives of one step that only one of them "
-        f"has. {len(PARTS)} types are parts of larger models or leave sizes open: they are run on what the whole would hand them, sizes as "
+        f"has. {len(MODEL_PARTS)} types are parts of larger models or leave sizes open: they are run on what the whole would hand them, sizes as "
         "published (`bench/support/coverage/tp_plan_models.py`). A plan of a config says nothing of the head, which the class would split and gather "
         "(`_tp_plan`): it stays whole in both. Made by `python -m bench.hf_tp_plans`.",
         "",

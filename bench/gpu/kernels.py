@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-KINDS = (
+KERNEL_KINDS = (
     ("attention", r"sdpa|flash|fmha|attention"),
     ("products", r"gemm|nvjet|cutlass|sgemm|xmma|wgrad|dgrad|convolve|conv"),
     ("optimizer", r"multi_tensor|FusedAdam|fused_adam|lpnorm|LpNorm"),
@@ -25,7 +25,7 @@ KINDS = (
 
 def kind_of(kernel: str) -> str:
     """Return the kind of a kernel."""
-    return next((kind for kind, pattern in KINDS if re.search(pattern, kernel)), "other")
+    return next((kind for kind, pattern in KERNEL_KINDS if re.search(pattern, kernel)), "other")
 
 
 def sum_by_kind(kernels: Mapping[str, tuple[float, int]]) -> dict[str, list[float]]:

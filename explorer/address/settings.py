@@ -39,7 +39,7 @@ MODELS = {
     "mixtral-8x7b": "Mixtral-8x7B",
     "resnet50-100k": "ResNet-50, 100 000 classes",
 }
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 PRECISION_NAMES = {"mixed": "mixed precision (fp32 master weights)", "pure": "everything in one format"}
 OPTIMIZER_NAMES = {
     "adamw": "AdamW",
@@ -49,7 +49,7 @@ OPTIMIZER_NAMES = {
 }
 RECOMPUTE_NAMES = {"auto": "recomputation as needed", **RECOMPUTED}
 VALUE_NAMES: Mapping[str, Mapping[Any, str]] = {
-    "dtype": DTYPES,
+    "dtype": DTYPE_NAMES,
     "precision": PRECISION_NAMES,
     "optimizer": OPTIMIZER_NAMES,
     "recompute": RECOMPUTE_NAMES,

@@ -24,7 +24,7 @@ HOST = "host"
 OUTSIDE = "outside"
 """Seconds in which the GPU has no work. They are the same in all plans, so they explain no difference."""
 REASONS = (COMPUTE, RECOMPUTATION, WAITS, WEIGHTS, OPTIMIZER, BUBBLE, HOST)
-PARTS = (*REASONS, OUTSIDE)
+ALL_PARTS = (*REASONS, OUTSIDE)
 MEANINGS = {
     COMPUTE: "The GPU computes",
     RECOMPUTATION: "The GPU computes again, in backward, what it did not keep",
@@ -54,7 +54,7 @@ def fastest_other(shown: Mapping[str, Plan], first: str) -> str:
 def split_step(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> dict[str, float]:
     """Split the seconds of a step by what they go to; they add up to the step's time."""
     if plan.pipeline:  # of the rank that works longest; what it computes again counts as compute
-        return dict.fromkeys(PARTS, 0.0) | split_pipeline_step(plan)
+        return dict.fromkeys(ALL_PARTS, 0.0) | split_pipeline_step(plan)
     recomputed_s = _recomputation_s(plan, graph)
     exposed = exposed_parts(plan.blocks, graph, cost_model_of(plan), coarse)
     waits = sum(e.seconds for e in exposed if e.why == WAITED)

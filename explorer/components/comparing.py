@@ -44,7 +44,7 @@ def steps_table(rounded: step_parts.RoundedSteps, plans: PlansById, homes: Mappi
     Below them stands how the step of `against` differs from the first one's, part by part, where there is an `against`.
     """
     first, budget = next(iter(plans)), state.training_budget()
-    parts = [p for p in step_parts.PARTS if any(rounded.parts[n][p] for n in plans)]
+    parts = [p for p in step_parts.ALL_PARTS if any(rounded.parts[n][p] for n in plans)]
     longest = max(map(rounded.total, plans))
     head = "".join(
         f"<th scope='col' title='{step_parts.MEANINGS[p]}'><i class='key {frame.part_class(p)}'></i>{p}</th>"

@@ -30,7 +30,7 @@ TIMES = {
     "exposed": "communication that the step waits for, ms",
     "step": "step time, ms",
 }
-KINDS = (
+POINT_KINDS = (
     ("best, trade-offs", "circle", COMPUTE),
     ("other methods", "triangle", "#CC79A7"),
     ("baselines", "diamond", COMMUNICATION),
@@ -57,7 +57,7 @@ def draw_plans(plans: Mapping[str, Plan], chosen: str, limit_bytes: int, axis: s
         "y": _axis("memory per GPU, GiB", 0.0, high),
         "limit": [limit_bytes / GIB, f"{LIMIT_WORDS} {units.memory(limit_bytes)}"],
         "widths": [group[-1] for group in PLOT_WIDTHS],
-        "kinds": KINDS,
+        "kinds": POINT_KINDS,
         "points": [
             {
                 "id": n,
@@ -81,7 +81,7 @@ def _axis(name: str, low: float, high: float) -> dict[str, Any]:
 
 
 def _kind_of(plan: Plan) -> int:
-    """Return the index of a plan in `KINDS`."""
+    """Return the index of a plan in `POINT_KINDS`."""
     if plan.method == STATED_METHOD:
         return 3
     if plan.method in BASELINES:

@@ -14,7 +14,7 @@ from explorer.learn.learner import Learner
 
 Choice: TypeAlias = int | str
 Values: TypeAlias = Mapping[str, Choice]
-ROUNDING = 0.03
+TWO_FIGURES_SHARE = 0.03
 """Relative difference up to which two answers are the same: that of rounding to two figures."""
 
 
@@ -142,4 +142,4 @@ def number_question(ask: str, unit: str, right: Option, wrong: tuple[Option, ...
 
 def near(value: float, other: float) -> bool:
     """Return whether two answers are the same to somebody who rounds to two figures."""
-    return abs(value - other) <= ROUNDING * max(abs(value), abs(other))
+    return abs(value - other) <= TWO_FIGURES_SHARE * max(abs(value), abs(other))

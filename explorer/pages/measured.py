@@ -13,7 +13,14 @@ from explorer.components import frame
 from explorer.figures import scatter
 from explorer.session import state
 from explorer.text import units, words
-from planner_core.planning.pricing import FITS, STAGES, PublishedRun, count_runs, load_own_runs, load_published_runs
+from planner_core.planning.pricing import (
+    FITS,
+    RUNS_WITH_STAGES,
+    PublishedRun,
+    count_runs,
+    load_own_runs,
+    load_published_runs,
+)
 
 # settings that leave runs out, and what of a run they ask for (a string here would be shown on the page)
 FILTERS: Mapping[str, tuple[str, Callable[[PublishedRun], str | int]]] = {
@@ -200,7 +207,7 @@ def page() -> None:
     st.markdown(
         "### How far are predicted steps from measured ones?",
         help="Each run is predicted from its model, GPUs, links and layout alone. Only runs are here whose shape, batch, layout and GPU "
-        f"their source states in full. The range of a plan with pipeline stages is that of {count_runs(STAGES)} runs, which "
+        f"their source states in full. The range of a plan with pipeline stages is that of {count_runs(RUNS_WITH_STAGES)} runs, which "
         "docs/PUBLISHED.md lists. The range beside a step time is made of the errors of runs of its kind, each predicted by a fit that did "
         "not see its source.",
     )

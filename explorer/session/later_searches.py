@@ -15,7 +15,7 @@ from explorer.text.option_words import page_wording
 from planner_core.core import PlannerError, load_cluster
 from planner_core.planning import (
     LESS_MEMORY,
-    STAGES,
+    STAGES_PASS,
     STAGES_PLAN_NAME,
     WITH_RECOMPUTATION,
     Progress,
@@ -112,7 +112,7 @@ LESS_MEMORY_SEARCH = LaterSearch(
     plan_ids=WITH_RECOMPUTATION.replace(" ", "-"),
 )
 STAGES_SEARCH = LaterSearch(
-    name=STAGES,
+    name=STAGES_PASS,
     line="Looking at pipeline stages …",
     may_improve=_may_have_stages,
     improve=add_stages,

@@ -59,7 +59,7 @@ from planner_core.cost.step_time import NUM_COMPONENTS, Component, Floats
 from planner_core.cost.units import Ends, ops_at_the_ends, weights_at_the_ends
 from planner_core.ops import CoarseGraph, coarsen, memory_passes
 
-ROUNDING = 1e-12
+SUM_ROUNDING_SHARE = 1e-12
 """The share of a sum of seconds that may be its rounding."""
 
 
@@ -140,7 +140,7 @@ def cost_of_units(
 
 def _difference_above_rounding(whole: float, part: float) -> float:
     """Return the rest of `whole`; 0 if it is no more than the rounding of sums."""
-    return 0.0 if part >= whole * (1 - ROUNDING) else whole - part
+    return 0.0 if part >= whole * (1 - SUM_ROUNDING_SHARE) else whole - part
 
 
 def step_seconds(units: Iterable[PricedUnit], model: CostModel) -> float:

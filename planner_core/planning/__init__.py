@@ -56,5 +56,13 @@ from planner_core.planning.planner import (
     with_recompute,
 )
 from planner_core.planning.request import Effort, Progress, Request, rare_collections, request_of
-from planner_core.planning.result import MOST_DOUBT, STAGES, Choice, Result, block_candidates, doubt_between, plan_ids
+from planner_core.planning.result import (
+    MOST_DOUBT,
+    STAGES_PASS,
+    Choice,
+    Result,
+    block_candidates,
+    doubt_between,
+    plan_ids,
+)
 from planner_core.planning.stages import LEAST_MEMORY_NAME, STAGES_PLAN_NAME, may_use_stages, stage_trace

@@ -75,7 +75,7 @@ from planner_core.planning.methods import (
 )
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import THOROUGH, Progress, Request, note_default_sizes, rare_collections
-from planner_core.planning.result import STAGES, Result, append_staged
+from planner_core.planning.result import STAGES_PASS, Result, append_staged
 from planner_core.planning.stages import (
     StagedPlan,
     add_stages_without_tool,
@@ -157,7 +157,7 @@ def _choose_stages_alone(request: Request, error: NoPlanFits, graph: GraphSource
     assert error.nearest is not None
     asked = replace(request, batch=error.nearest.workload.batch, accumulate=error.nearest.accumulate)
     planner = prepare_planner(asked, graph(asked) if callable(graph) else None)
-    return Draft(request, graph, planner, error.nearest, report_progress, reasons={STAGES: reason}, staged=staged)
+    return Draft(request, graph, planner, error.nearest, report_progress, reasons={STAGES_PASS: reason}, staged=staged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Draft:
 
 
 FIRST_STAGES = "first stages"
-"""The pass that searches stages for a first answer, in `Result.reasons`; `STAGES` searches them to the end."""
+"""The pass that searches stages for a first answer, in `Result.reasons`; `STAGES_PASS` searches them to the end."""
 FIRST_FEWER_GPUS, FEWER_GPUS = "first fewer GPUs", "fewer GPUs"
 """The passes that search a part of the cluster, in the same way."""
 Pass = Callable[[Draft], tuple[Draft, str]]
@@ -487,5 +487,5 @@ FIRST_PASSES: Mapping[str, Pass] = {
     FIRST_STAGES: add_first_stages,
 }
 """The passes of an answer to which `add_stages` and `prove` add: that of the page."""
-PASSES: Mapping[str, Pass] = {**ONE_STAGE_PASSES, STAGES: search_stages}
+PASSES: Mapping[str, Pass] = {**ONE_STAGE_PASSES, STAGES_PASS: search_stages}
 """The whole way of a request. Stages stand last since their search starts from the best plan of one stage and takes the longest."""

@@ -62,7 +62,7 @@ from planner_core.search.candidates import Candidates, score_candidates
 
 MOST_DOUBT = 0.10
 """A plan that is slower by more than this share is called slower, whatever the scatter of its kind."""
-STAGES = "stages"
+STAGES_PASS = "stages"
 """The pass that searches stages to the end, in `Result.reasons`."""
 RUN_IN_4_BITS = ("data-parallel", "fsdp")
 """The methods whose layouts peft with bitsandbytes runs with frozen weights in 4 bits."""
@@ -278,7 +278,7 @@ def append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Res
         unfit_notes = result.searched.notes if not result.searched.fits else ()
         result = replace(result, notes=tuple(note for note in result.notes if note not in unfit_notes))
         plans = [_limit_gap_to_one_stage(plan) for plan in plans]
-    if STAGES in result.reasons:
+    if STAGES_PASS in result.reasons:
         # The corners that are left keep their numbers: somebody may look at one already, and the page's command picks it by its name.
         corners = [plan for plan in plans if plan.role is PlanRole.TRADE_OFF]
         unbeaten = leave_out_beaten(corners, [plan for plan, _ in added])

@@ -16,7 +16,7 @@ from planner_core.cli.main import main
 from planner_core.core import load_plan
 from planner_core.models.zoo import ZOO
 
-KINDS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
+COLLECTIVE_KINDS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": -4}
 FILES = {
     "broken.json": "{",
@@ -249,7 +249,7 @@ def test_report_has_the_keys_of_the_contract(capsys: pytest.CaptureFixture[str])
         assert p["memory_bytes"].keys() == {"params", "grads", "optimizer", "activations", "buffers", "overlap", "peak"}
         assert p["collectives"].keys() == {"forward", "backward", "optimizer"}
         for phase in p["collectives"].values():
-            assert phase.keys() <= KINDS
+            assert phase.keys() <= COLLECTIVE_KINDS
             assert all(set(v) == {"count", "bytes", "wire_bytes"} for v in phase.values())
         assert len(p["mesh"]["axes"]) == len(p["mesh"]["sizes"]) == len(next(iter(p["placements"].values())))
         assert p["step_time_s"] == pytest.approx(p["compute_time_s"] + p["exposed_comm_time_s"] + p["optimizer_time_s"])

@@ -9,7 +9,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from tests.corpus.base import Made, classes, numbers
 
-WIDTH, KINDS = 32, 8
+WIDTH, NUM_CLASSES = 32, 8
 
 
 class TwoLayers(nn.Module):
@@ -17,14 +17,14 @@ class TwoLayers(nn.Module):
 
     def __init__(self, first: nn.Module, last: nn.Module | None = None) -> None:
         super().__init__()
-        self.first, self.last = first, last or nn.Linear(WIDTH, KINDS)
+        self.first, self.last = first, last or nn.Linear(WIDTH, NUM_CLASSES)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(self.last(F.relu(self.first(x))), y)
 
 
 def _layers(first: nn.Module, last: nn.Module | None = None) -> Made:
-    return TwoLayers(first, last), (numbers(8, WIDTH), classes(KINDS))
+    return TwoLayers(first, last), (numbers(8, WIDTH), classes(NUM_CLASSES))
 
 
 class LoRA(nn.Module):
@@ -50,7 +50,7 @@ class FrozenBetween(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.frozen, self.last = nn.Linear(16, 256), nn.Linear(256, WIDTH), nn.Linear(WIDTH, KINDS)
+        self.first, self.frozen, self.last = nn.Linear(16, 256), nn.Linear(256, WIDTH), nn.Linear(WIDTH, NUM_CLASSES)
         self.frozen.weight.requires_grad_(False)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Shifted(FrozenBetween):
 
 def shifted_by_a_buffer() -> Made:
     """A buffer is added to the result of a product, which may be a sum over ranks."""
-    return Shifted(), (numbers(8, 16), classes(KINDS))
+    return Shifted(), (numbers(8, 16), classes(NUM_CLASSES))
 
 
 class Merged(nn.Module):
@@ -172,7 +172,10 @@ def tied_autoencoder() -> Made:
 class Universal(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.head = nn.TransformerEncoderLayer(WIDTH, 4, 64, 0.0, batch_first=True), nn.Linear(WIDTH, KINDS)
+        self.layer, self.head = (
+            nn.TransformerEncoderLayer(WIDTH, 4, 64, 0.0, batch_first=True),
+            nn.Linear(WIDTH, NUM_CLASSES),
+        )
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         for _ in range(3):
@@ -182,14 +185,16 @@ class Universal(nn.Module):
 
 def one_layer_three_times() -> Made:
     """One layer's weights at every depth."""
-    return Universal(), (numbers(8, 8, WIDTH), classes(KINDS))
+    return Universal(), (numbers(8, 8, WIDTH), classes(NUM_CLASSES))
 
 
 class Frozen(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.teacher = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, KINDS)).requires_grad_(False)
-        self.student = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, KINDS))
+        self.teacher = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, NUM_CLASSES)).requires_grad_(
+            False
+        )
+        self.student = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, NUM_CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
         wanted = (self.teacher(x) / 2).softmax(-1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.corpus.base import Made, classes, numbers, variants
 
-WIDTH, KINDS = 32, 8
+WIDTH, NUM_CLASSES = 32, 8
 
 
 class Drawing(nn.Module):
@@ -20,7 +20,7 @@ class Drawing(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how, self.rate, self.count = how, 0.0 if how == "leaves_out_no_layer" else 0.5, 0
-        self.first, self.last = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, KINDS)
+        self.first, self.last = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, NUM_CLASSES)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(self.last(getattr(self, self.how)(self.first(x))), y)
@@ -83,7 +83,7 @@ class Noisy(nn.Module):
 class NoisyBlocks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks, self.head = nn.ModuleList([Noisy() for _ in range(3)]), nn.Linear(WIDTH, KINDS)
+        self.blocks, self.head = nn.ModuleList([Noisy() for _ in range(3)]), nn.Linear(WIDTH, NUM_CLASSES)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         for block in self.blocks:
@@ -93,10 +93,10 @@ class NoisyBlocks(nn.Module):
 
 def noisy_blocks() -> Made:
     """Blocks that draw noise."""
-    return NoisyBlocks(), (numbers(8, WIDTH), classes(KINDS))
+    return NoisyBlocks(), (numbers(8, WIDTH), classes(NUM_CLASSES))
 
 
-globals().update(variants(Drawing, lambda: (numbers(8, WIDTH), classes(KINDS))))
+globals().update(variants(Drawing, lambda: (numbers(8, WIDTH), classes(NUM_CLASSES))))
 
 
 REFUSED = {

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.corpus.base import Made, classes, images, numbers, variants
 
-WIDTH, KINDS, EXPERTS = 16, 4, 4
+WIDTH, NUM_CLASSES, EXPERTS = 16, 4, 4
 
 
 class Experts(nn.Module):
@@ -16,7 +16,7 @@ class Experts(nn.Module):
 
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.how, self.router, self.head = how, nn.Linear(WIDTH, EXPERTS), nn.Linear(WIDTH, KINDS)
+        self.how, self.router, self.head = how, nn.Linear(WIDTH, EXPERTS), nn.Linear(WIDTH, NUM_CLASSES)
         self.up = nn.Parameter(numbers(EXPERTS, WIDTH, 32) * 0.1)
         self.down = nn.Parameter(numbers(EXPERTS, 32, WIDTH) * 0.1)
 
@@ -63,7 +63,7 @@ class Experts(nn.Module):
         return made
 
 
-globals().update(variants(Experts, lambda: (numbers(8, WIDTH), classes(KINDS))))
+globals().update(variants(Experts, lambda: (numbers(8, WIDTH), classes(NUM_CLASSES))))
 
 
 class Balanced(nn.Module):
@@ -73,7 +73,7 @@ class Balanced(nn.Module):
         self.experts = nn.ModuleList(
             [nn.Sequential(nn.Linear(WIDTH, 32), nn.SiLU(), nn.Linear(32, WIDTH)) for _ in range(EXPERTS)]
         )
-        self.shared, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, KINDS)
+        self.shared, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, NUM_CLASSES)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.router(x)
@@ -87,13 +87,13 @@ class Balanced(nn.Module):
 
 def experts_balanced() -> Made:
     """Modules stacked, a shared expert, losses of balance; a tuple of loss and logits."""
-    return Balanced(), (numbers(8, WIDTH), classes(KINDS))
+    return Balanced(), (numbers(8, WIDTH), classes(NUM_CLASSES))
 
 
 class Depths(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.weigh, self.block, self.head = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, KINDS)
+        self.weigh, self.block, self.head = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, NUM_CLASSES)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         w = self.weigh(x).squeeze(-1)
@@ -105,7 +105,7 @@ class Depths(nn.Module):
 
 def mixture_of_depths() -> Made:
     """Only the best tokens of each row pass a block."""
-    return Depths(), (numbers(8, 8, WIDTH), classes(KINDS))
+    return Depths(), (numbers(8, 8, WIDTH), classes(NUM_CLASSES))
 
 
 class Seen(nn.Module):
@@ -134,7 +134,7 @@ class Crossed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.sound, self.sight = nn.Linear(8, WIDTH), nn.Linear(12, WIDTH)
-        self.cross, self.head = nn.MultiheadAttention(WIDTH, 4, batch_first=True), nn.Linear(2 * WIDTH, KINDS)
+        self.cross, self.head = nn.MultiheadAttention(WIDTH, 4, batch_first=True), nn.Linear(2 * WIDTH, NUM_CLASSES)
 
     def forward(self, sound: Tensor, sight: Tensor, y: Tensor) -> Tensor:
         a, b = self.sound(sound), self.sight(sight)
@@ -145,14 +145,14 @@ class Crossed(nn.Module):
 
 def sound_and_sight() -> Made:
     """Cross attention that also gives its weights."""
-    return Crossed(), (numbers(8, 8, 8), numbers(8, 4, 12), classes(KINDS))
+    return Crossed(), (numbers(8, 8, 8), numbers(8, 4, 12), classes(NUM_CLASSES))
 
 
 class Gated(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.parts = nn.ModuleDict({"text": nn.Linear(8, WIDTH), "table": nn.Linear(4, WIDTH)})
-        self.outer, self.head = nn.Bilinear(WIDTH, WIDTH, WIDTH), nn.Linear(WIDTH, KINDS)
+        self.outer, self.head = nn.Bilinear(WIDTH, WIDTH, WIDTH), nn.Linear(WIDTH, NUM_CLASSES)
 
     def forward(self, batch: dict[str, Tensor], y: Tensor) -> Tensor:
         a, b = (self.parts[name](batch[name]) for name in ("text", "table"))
@@ -164,7 +164,7 @@ class Gated(nn.Module):
 
 def bilinear_of_a_dict() -> Made:
     """A batch that is a dict, torch.nn.Bilinear."""
-    return Gated(), {"batch": {"text": numbers(8, 8), "table": numbers(8, 4)}, "y": classes(KINDS)}
+    return Gated(), {"batch": {"text": numbers(8, 8), "table": numbers(8, 4)}, "y": classes(NUM_CLASSES)}
 
 
 REFUSED = {"experts_where_loop": "decides by the values of computed tensors"}

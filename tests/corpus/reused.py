@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from tests.corpus.base import Made, classes, numbers
 
-WIDTH, KINDS = 16, 8
+WIDTH, NUM_CLASSES = 16, 8
 
 
-def _net(out: int = KINDS) -> nn.Sequential:
+def _net(out: int = NUM_CLASSES) -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, out))
 
 
@@ -34,13 +34,13 @@ class SelfTaught(nn.Module):
 
 def teaches_itself() -> Made:
     """One net with a gradient, without one, and with one again (recycling, targets of a value net)."""
-    return SelfTaught("ngn"), (numbers(8, WIDTH), classes(KINDS))
+    return SelfTaught("ngn"), (numbers(8, WIDTH), classes(NUM_CLASSES))
 
 
 class Trunk(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers, self.head = nn.ModuleList(_net(WIDTH) for _ in range(4)), nn.Linear(WIDTH, KINDS)
+        self.layers, self.head = nn.ModuleList(_net(WIDTH) for _ in range(4)), nn.Linear(WIDTH, NUM_CLASSES)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():
@@ -53,7 +53,7 @@ class Trunk(nn.Module):
 
 def trunk_without_gradient() -> Made:
     """Equal layers, of which the first run under no_grad."""
-    return Trunk(), (numbers(8, WIDTH), classes(KINDS))
+    return Trunk(), (numbers(8, WIDTH), classes(NUM_CLASSES))
 
 
 class Observer(nn.Module):
@@ -88,7 +88,7 @@ class Picks(nn.Module):
 
 
 def _tokens() -> tuple[Tensor, Tensor, Tensor]:
-    return classes(64, (8, 6)), classes(6), classes(KINDS)
+    return classes(64, (8, 6)), classes(6), classes(NUM_CLASSES)
 
 
 def last_tokens() -> Made:
@@ -126,7 +126,7 @@ class Layered(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Sequential(Observer(), nn.Linear(WIDTH, WIDTH)) for _ in range(3))
-        self.head = nn.Linear(WIDTH, KINDS)
+        self.head = nn.Linear(WIDTH, NUM_CLASSES)
 
     def forward(self, a: Tensor, b: Tensor, y: Tensor) -> Tensor:
         for layer in self.layers:
@@ -138,14 +138,14 @@ class Layered(nn.Module):
 
 def layers_over_two_inputs() -> Made:
     """Layers with running means, run over one input and then over another."""
-    return Layered(), (numbers(8, WIDTH), numbers(8, WIDTH), classes(KINDS))
+    return Layered(), (numbers(8, WIDTH), numbers(8, WIDTH), classes(NUM_CLASSES))
 
 
 class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 32))
-        self.last = nn.Linear(32, KINDS)
+        self.last = nn.Linear(32, NUM_CLASSES)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return sum((F.cross_entropy(self.last(self.first(x[:, i])), y) for i in range(3)), torch.zeros(()))
@@ -153,13 +153,13 @@ class Normed(nn.Module):
 
 def weight_norm_three_times() -> Made:
     """A parametrized layer that is called three times."""
-    return Normed(), (numbers(8, 3, WIDTH), classes(KINDS))
+    return Normed(), (numbers(8, 3, WIDTH), classes(NUM_CLASSES))
 
 
 class Prompts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.net, self.prompts = _net(WIDTH), nn.Parameter(numbers(KINDS, WIDTH))
+        self.net, self.prompts = _net(WIDTH), nn.Parameter(numbers(NUM_CLASSES, WIDTH))
 
     def forward(self, a: Tensor, b: Tensor, y: Tensor) -> Tensor:
         centres = F.normalize(self.net(self.prompts), dim=-1)
@@ -170,7 +170,7 @@ class Prompts(nn.Module):
 
 def inputs_and_prompts() -> Made:
     """One net for learned prompts and for two inputs (CoOp, prototypes)."""
-    return Prompts(), (numbers(8, WIDTH), numbers(8, WIDTH), classes(KINDS))
+    return Prompts(), (numbers(8, WIDTH), numbers(8, WIDTH), classes(NUM_CLASSES))
 
 
 class Streams(nn.Module):
@@ -208,17 +208,17 @@ class Placed(nn.Module):
 
 def weighted_by_place() -> Made:
     """Each sample counts as its place in the batch says: 1, 2, 3, ..."""
-    return Placed("weights"), (numbers(8, WIDTH), classes(KINDS))
+    return Placed("weights"), (numbers(8, WIDTH), classes(NUM_CLASSES))
 
 
 def all_rows_by_index() -> Made:
     """h[arange(n)], also by a buffer."""
-    return Placed("all"), (numbers(8, WIDTH), classes(KINDS))
+    return Placed("all"), (numbers(8, WIDTH), classes(NUM_CLASSES))
 
 
 def shifted_by_index() -> Made:
     """Each sample beside the next, by an index that is computed."""
-    return Placed("shifted"), (numbers(8, WIDTH), classes(KINDS))
+    return Placed("shifted"), (numbers(8, WIDTH), classes(NUM_CLASSES))
 
 
 class Hard(nn.Module):
@@ -234,13 +234,13 @@ class Hard(nn.Module):
 
 def hard_examples() -> Made:
     """The half of the batch with the largest losses, and the first half."""
-    return Hard(), (numbers(8, WIDTH), classes(KINDS))
+    return Hard(), (numbers(8, WIDTH), classes(NUM_CLASSES))
 
 
 class ReadsNorm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.last = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, KINDS)
+        self.first, self.norm, self.last = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, NUM_CLASSES)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         h = self.norm(self.first(x))
@@ -249,7 +249,7 @@ class ReadsNorm(nn.Module):
 
 def reads_running_mean() -> Made:
     """A running mean is read that a norm has updated in the same pass."""
-    return ReadsNorm(), (numbers(8, WIDTH), classes(KINDS))
+    return ReadsNorm(), (numbers(8, WIDTH), classes(NUM_CLASSES))
 
 
 REFUSED = {"reads_running_mean": "reads the running statistics that a norm updates in the same pass"}

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from tests.corpus.base import Made, classes, numbers, variants
 
-WIDTH, KINDS = 32, 8
+WIDTH, NUM_CLASSES = 32, 8
 
 
 class Changed(nn.Module):
@@ -19,7 +19,7 @@ class Changed(nn.Module):
 
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.how, self.first, self.last = how, nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, KINDS)
+        self.how, self.first, self.last = how, nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, NUM_CLASSES)
         self.stack = nn.Parameter(numbers(4, WIDTH, WIDTH) * 0.1)
         self.compiled = torch.compile(nn.Linear(WIDTH, WIDTH)) if how == "compiled_part" else nn.Linear(WIDTH, WIDTH)
 
@@ -169,7 +169,7 @@ class Reverse(torch.autograd.Function):
         return -ctx.rate * grad, None
 
 
-globals().update(variants(Changed, lambda: (numbers(8, WIDTH), classes(KINDS))))
+globals().update(variants(Changed, lambda: (numbers(8, WIDTH), classes(NUM_CLASSES))))
 
 
 def scripted_module() -> Made:
@@ -181,14 +181,14 @@ def backward_hook() -> Made:
     """A full backward hook on a module."""
     model = Changed("_plain")
     model.first.register_full_backward_hook(lambda module, into, out: None)
-    return model, (numbers(8, WIDTH), classes(KINDS))
+    return model, (numbers(8, WIDTH), classes(NUM_CLASSES))
 
 
 def gradient_hook_on_a_weight() -> Made:
     """A hook on a parameter's gradient."""
     model = Changed("_plain")
     model.first.weight.register_hook(lambda grad: grad * 0.5)
-    return model, (numbers(8, WIDTH), classes(KINDS))
+    return model, (numbers(8, WIDTH), classes(NUM_CLASSES))
 
 
 class Encoder(nn.Module):
@@ -235,7 +235,7 @@ def hooks_of_the_model_itself() -> Made:
     model = Changed("_plain")
     model.first.register_forward_hook(lambda module, args, out: out.tanh())
     model.register_forward_hook(lambda module, args, loss: loss * 1.5)
-    return model, (numbers(8, WIDTH), classes(KINDS))
+    return model, (numbers(8, WIDTH), classes(NUM_CLASSES))
 
 
 REFUSED = {

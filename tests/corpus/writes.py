@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.corpus.base import Made, classes, numbers, variants
 
-WIDTH, KINDS = 32, 8
+WIDTH, NUM_CLASSES = 32, 8
 
 
 class Written(nn.Module):
@@ -16,7 +16,7 @@ class Written(nn.Module):
 
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.how, self.first, self.last = how, nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, KINDS)
+        self.how, self.first, self.last = how, nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, NUM_CLASSES)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(self.last(getattr(self, self.how)(self.first(x))), y)
@@ -89,7 +89,7 @@ class Written(nn.Module):
         return torch.stack([c, *rest, a], dim=-1) + torch.hstack([h[:, 16:], h[:, :16]])
 
 
-globals().update(variants(Written, lambda: (numbers(8, WIDTH), classes(KINDS))))
+globals().update(variants(Written, lambda: (numbers(8, WIDTH), classes(NUM_CLASSES))))
 
 
 class Learns(nn.Module):
@@ -97,7 +97,7 @@ class Learns(nn.Module):
 
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.how, self.first, self.last = how, nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, KINDS)
+        self.how, self.first, self.last = how, nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, NUM_CLASSES)
         self.register_buffer("mean", torch.zeros(WIDTH))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self.register_buffer("queue", F.normalize(numbers(WIDTH, 16), dim=0))
@@ -130,7 +130,7 @@ class Learns(nn.Module):
         return h + near.repeat(1, 2)
 
 
-globals().update(variants(Learns, lambda: (numbers(8, WIDTH), classes(KINDS))))
+globals().update(variants(Learns, lambda: (numbers(8, WIDTH), classes(NUM_CLASSES))))
 
 
 class Results(nn.Module):
@@ -179,7 +179,7 @@ class Stale(Written):
 
 def reads_an_old_view() -> Made:
     """A view is read after its whole was written."""
-    return Stale("slices"), (numbers(8, WIDTH), classes(KINDS))
+    return Stale("slices"), (numbers(8, WIDTH), classes(NUM_CLASSES))
 
 
 REFUSED = {

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from planner_core.core import Cluster, Level, load_cluster, load_gpu
 from planner_core.core.errors import InputError
 from planner_core.core.mesh import DeviceMesh, axis_names, parse_mesh
-from planner_core.cost.communication.collectives import KINDS, algorithms, collective_time, collective_times, wire_bytes
+from planner_core.cost.communication.collectives import (
+    COLLECTIVE_KINDS,
+    algorithms,
+    collective_time,
+    collective_times,
+    wire_bytes,
+)
 from planner_core.cost.communication.links import AxisLink, axis_links
 from planner_core.cost.communication.redistribution import STEP_S, all_redistributions, decode, step_bytes
 
@@ -30,7 +36,7 @@ def links(cluster: Cluster, *sizes: int) -> tuple[AxisLink, ...]:
     return axis_links(cluster, DeviceMesh(axis_names(len(sizes)), sizes))
 
 
-kinds_of_all = st.sampled_from(KINDS)
+kinds_of_all = st.sampled_from(COLLECTIVE_KINDS)
 
 # --- wire bytes -----------------------------------------------------------------------------------
 
@@ -140,7 +146,7 @@ def test_even_counts_on_uneven_nodes_are_not_taken_for_a_hierarchy() -> None:
 
 def test_size_one_axes_cost_nothing() -> None:
     link = links(plain(8, 2), 1, 16)[0]
-    assert all(collective_time(kind, 1e9, link) == (0.0, "none") for kind in KINDS)
+    assert all(collective_time(kind, 1e9, link) == (0.0, "none") for kind in COLLECTIVE_KINDS)
     assert collective_times("all_reduce", np.array([1e9]), link).tolist() == [0.0]
 
 
@@ -172,7 +178,7 @@ def test_flat_ring_is_the_formula_of_taps(kind: str, m: int, k: int) -> None:
     assert collective_time(kind, n, link) == (pytest.approx(expected, rel=1e-9), "ring")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COLLECTIVE_KINDS)
 def test_on_one_level_bandwidth_time_is_wire_bytes_over_bandwidth(kind: str) -> None:
     (link,) = links(plain(8), 8)
     seconds, _ = collective_time(kind, 8e9, link)
@@ -215,7 +221,7 @@ def test_latency_terms() -> None:
     c = cluster.gpu.collectives
     assert c is not None
     (link,) = axis_links(cluster, parse_mesh("16", 16))
-    fixed = {kind: algorithms(kind, link)[0].fixed_s for kind in KINDS}
+    fixed = {kind: algorithms(kind, link)[0].fixed_s for kind in COLLECTIVE_KINDS}
     assert fixed["all_gather"] == fixed["reduce_scatter"] == pytest.approx(c.base_s + 14 * c.hop_s + 2 * c.ring_hop_s)
     assert fixed["all_reduce"] == pytest.approx(c.summing * (c.base_s + 7 * c.hop_s) + 2 * c.tree_hop_s)
     assert fixed["all_to_all"] == pytest.approx(c.base_s + c.tree_hop_s)
@@ -235,13 +241,13 @@ def test_a_slower_level_more_is_never_faster(m: int, k: int, g: int, kind: str, 
 
 def test_no_collective_is_faster_than_a_launch() -> None:
     (link,) = axis_links(load_cluster("1x8-h100"), parse_mesh("8", 8))
-    assert all(collective_time(kind, 1, link)[0] > link.launch_s for kind in KINDS)
+    assert all(collective_time(kind, 1, link)[0] > link.launch_s for kind in COLLECTIVE_KINDS)
 
 
 # --- properties -----------------------------------------------------------------------------------
 
 CLUSTERS = ["1x4-a100-pcie", "1x8-h100", "2x8-h100", "2x8-v100-eth", "4x8-a100", "64x8-h100"]
-kinds = st.sampled_from(KINDS)
+kinds = st.sampled_from(COLLECTIVE_KINDS)
 sizes = st.integers(0, 10**11)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from bench.gpu import __main__ as commands
 from bench.gpu.cases import CASES, FSDP2, OURS, PARALLELIZE, PLANS, Case, Job
-from bench.gpu.kernels import KINDS, kind_of, sum_by_kind
+from bench.gpu.kernels import KERNEL_KINDS, kind_of, sum_by_kind
 from bench.gpu.page import PAGE, predict, read_judged_steps, read_measured_rows, read_steps
 from planner_core.core import load_plan
 from planner_core.planning.pricing import load_own_runs
@@ -66,7 +66,7 @@ def test_kernels_have_kinds() -> None:
         "memory copies": [9.0, 4],
         "other": [4.0, 3],
     }
-    assert len({kind for kind, _ in KINDS}) == len(KINDS)
+    assert len({kind for kind, _ in KERNEL_KINDS}) == len(KERNEL_KINDS)
     for _, row in read_steps():
         kinds = row.get("kinds_us", {})
         total = sum(us for us, _ in kinds.values())

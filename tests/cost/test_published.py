@@ -14,7 +14,7 @@ from bench.support.published.runs import Run, plan_run, read_runs
 from bench.support.published.stages import price_run, priced_stage_runs
 from bench.support.published.table import errors_of, kind_of_run
 from planner_core.planning.pricing import time_band
-from planner_core.planning.pricing.bands import BANDS_FILE, STAGES, Z_NINE_IN_TEN
+from planner_core.planning.pricing.bands import BANDS_FILE, RUNS_WITH_STAGES, Z_NINE_IN_TEN
 
 SAMPLE = {
     "r0069": 0.03,  # MPT-760m, FSDP on 8 H100
@@ -100,4 +100,4 @@ def test_a_band_holds_nine_in_ten_runs_of_sources_that_it_has_not_seen() -> None
     # Plans with stages: nothing is fitted to any of the five sources, each of which counts alike.
     staged = [run for run in priced_stage_runs() if run.ran and run.has_known_kernels and run.run.stated.layout.pp > 1]
     assert len({run.source for run in staged}) >= 5
-    assert table["kinds"][STAGES]["n"] == 25 * len({run.source for run in staged})
+    assert table["kinds"][RUNS_WITH_STAGES]["n"] == 25 * len({run.source for run in staged})

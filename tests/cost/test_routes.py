@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from planner_core.core import PHASES, Cluster, Cost, Plan, PlannedModel, Traffic, Workload, load_cluster
 from planner_core.core.mesh import DeviceMesh, axis_names
-from planner_core.cost.communication.collectives import KINDS, collective_time, wire_bytes
+from planner_core.cost.communication.collectives import COLLECTIVE_KINDS, collective_time, wire_bytes
 from planner_core.cost.communication.links import axis_links, rank_groups
 from planner_core.cost.communication.routes import algorithm_hops, bytes_between_gpus, traffic_routes
 from planner_core.planning.request import Request
@@ -105,7 +105,7 @@ def test_the_wire_is_never_busier_than_the_time_of_the_collective(sizes: tuple[i
     cluster, mesh = load_cluster("2x8-h100"), DeviceMesh(axis_names(len(sizes)), sizes)
     for axis in range(len(sizes)):
         link = axis_links(cluster, mesh)[axis]
-        for kind in KINDS:
+        for kind in COLLECTIVE_KINDS:
             for size in (2**16, 2**22, 2**28):
                 seconds, algorithm = collective_time(kind, size, link)
                 src, dst, num_bytes = next(traffic_routes(one_collective(kind, algorithm, mesh, axis, size), cluster))

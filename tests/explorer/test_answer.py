@@ -128,7 +128,7 @@ def test_a_cause_names_the_part_that_differs_most_and_both_sides() -> None:
 
 def test_the_parts_of_a_difference_add_up_to_it() -> None:
     """It said “recomputation +35 ms, waits −7 ms” of two steps that are 21 ms apart, and left small parts out without a word."""
-    nothing = dict.fromkeys(step_parts.PARTS, 0)
+    nothing = dict.fromkeys(step_parts.ALL_PARTS, 0)
     small = {step_parts.COMPUTE: 3, step_parts.WEIGHTS: 2, step_parts.OPTIMIZER: 2}
     steps = {"a": nothing | {step_parts.RECOMPUTATION: 35}, "b": nothing | {step_parts.WAITS: 7} | small}
     told = step_parts.explain_difference(step_parts.RoundedSteps("ms", 0, steps), "a", "b")

@@ -293,7 +293,7 @@ def test_15_ties_tell_the_bands_of_published_runs() -> None:
 # --- 16: ZeRO 0 to 3 and HSDP ----------------------------------------------------------------------
 
 PARAMS = 8_030_261_248
-STAGES = {
+LAYOUTS = {
     "data parallel": "dp=16",
     "ZeRO-1": "dp=16,zero=1",
     "ZeRO-2": "dp=16,zero=2",
@@ -315,15 +315,15 @@ def test_16_the_rule_is_what_the_planner_counts(m: int) -> None:
     for name, each in rules.items():
         assert found[f"{name} formula"] == pytest.approx(15 / 16 * each * PARAMS)
     assert found["HSDP formula"] == pytest.approx(7 / 8 * m * 8 * PARAMS + 2 * 1 / 2 * 4 * PARAMS / 8)
-    for name in STAGES:
+    for name in LAYOUTS:
         part = 7 / 8 if name == "HSDP" else 15 / 16
         spared = m * part * 2 * 128256 * HIDDEN if name in ("FSDP (ZeRO-3)", "HSDP") else 0
         assert found[f"{name} sent"] == pytest.approx(found[f"{name} formula"] - spared, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_16_memory_and_time_are_those_of_the_command_price(name: str) -> None:
-    told = price("llama-3-8b", layout=STAGES[name], micro_batch=1, accumulate=4, seq=2048, advise=False)
+    told = price("llama-3-8b", layout=LAYOUTS[name], micro_batch=1, accumulate=4, seq=2048, advise=False)
     assert told.plan is not None
     found, cost = numbers(16, m=4), told.plan.cost
     assert found[f"{name} s"] == pytest.approx(cost.step_time_s, rel=1e-6)
@@ -336,7 +336,7 @@ def test_16_every_stage_deals_out_one_kind_more() -> None:
     assert told == pytest.approx([18, 2 + 12 / 16 + 4, 2 + 16 / 16, 16 / 16])
     # what is kept all the time is in the planner's own peak, where a micro-batch came before
     found = numbers(16, m=4)
-    for stage, name in enumerate(list(STAGES)[:4]):
+    for stage, name in enumerate(list(LAYOUTS)[:4]):
         assert found[f"{name} peak"] >= told[stage] * PARAMS
     four = LESSONS[15].question(LLAMA, {"m": 4})
     assert four.options[four.answer] == "11 times"  # with twice as many: 8 · 8 / 6

@@ -166,7 +166,7 @@ def test_only_equal_plans_share_a_row(result: Result) -> None:
 
 
 def test_bars_of_a_table_have_one_scale_and_a_longer_one_is_cut() -> None:
-    none = dict.fromkeys(step_parts.PARTS, 0.0)
+    none = dict.fromkeys(step_parts.ALL_PARTS, 0.0)
     steps = {s: none | {step_parts.COMPUTE: 0.75 * s, step_parts.OPTIMIZER: 0.25 * s} for s in (0.5, 1.5, 2.0, 4.0)}
     bars = {s: scale_bar(parts, 1.5) for s, parts in steps.items()}
     lengths = {s: sum(share for _, share, _ in pieces) for s, (pieces, _) in bars.items()}
@@ -246,7 +246,7 @@ def test_a_plan_is_not_measured_against_its_own_name(result: Result) -> None:
     plan = result.best
     slower = replace(plan, workload=replace(plan.workload, accumulate=2))
     listed = [ListedPlan("a", "recommended"), ListedPlan("b", "trade-off")]
-    nothing = dict.fromkeys(step_parts.PARTS, 0.0)
+    nothing = dict.fromkeys(step_parts.ALL_PARTS, 0.0)
     parts = {"a": nothing | {step_parts.COMPUTE: 1.0}, "b": nothing | {step_parts.COMPUTE: 1.5}}
     plans = {"a": plan, "b": slower}
     told = explain_choice(plans, listed, recipe.distinct_names(plans), "a", parts)
@@ -260,7 +260,7 @@ def test_a_setup_that_does_not_fit_is_said_to_be_so_where_a_plan_is_measured_aga
     for fits in (True, False):
         setup = replace(plan, method=step_parts.STATED_METHOD, fits=fits, workload=replace(plan.workload, accumulate=2))
         plans = {"a": plan, setups.PLAN_ID: setup}
-        nothing = dict.fromkeys(step_parts.PARTS, 0.0)
+        nothing = dict.fromkeys(step_parts.ALL_PARTS, 0.0)
         parts = {n: nothing | {step_parts.COMPUTE: s} for n, s in zip(plans, (1.0, 1.5), strict=True)}
         listed = [ListedPlan(n, "") for n in plans]
         said = explain_choice(plans, listed, recipe.distinct_names(plans), "a", parts)

@@ -112,7 +112,7 @@ def test_fits_is_what_the_drawn_line_says(result: Result) -> None:
 def test_parts_of_a_step_are_no_more_than_it_and_add_up(result: Result) -> None:
     for plan in result.plans:
         parts = step_parts.split_step(plan, result.graph, result.coarse)
-        assert set(parts) == set(step_parts.PARTS)
+        assert set(parts) == set(step_parts.ALL_PARTS)
         assert sum(parts.values()) == pytest.approx(plan.cost.step_time_s, rel=1e-9)
         assert max(parts.values()) <= plan.cost.step_time_s and min(parts.values()) > -1e-9
 

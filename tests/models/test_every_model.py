@@ -18,7 +18,7 @@ SAMPLE = (
     ("qwen2_moe", "Qwen2MoeForCausalLM"),
     ("blt", "BltForCausalLM"),
 )
-PARTS = 8
+NUM_PARTS = 8
 
 
 def _compare(model_type: str, cls: str, tell: Any) -> None:
@@ -69,9 +69,9 @@ def test_a_sample_folds_as_it_runs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_every_covered_model_folds_as_it_runs(part: int) -> None:
-    models = [*causal_models(), *((t, c) for _, t, c in OTHERS)][part::PARTS]
+    models = [*causal_models(), *((t, c) for _, t, c in OTHERS)][part::NUM_PARTS]
     wrong, compared = _check(models)
     assert not wrong
     assert compared > 0.9 * len(models)

@@ -16,7 +16,7 @@ from explorer.figures import scatter
 from explorer.figures.palette import LIGHT
 from explorer.text import units
 from planner_core.core import ASSETS
-from planner_core.planning.pricing import FITS, STAGES, load_own_runs, load_published_runs
+from planner_core.planning.pricing import FITS, RUNS_WITH_STAGES, load_own_runs, load_published_runs
 from tests.pages.test_app import open_page, table, words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,9 +42,12 @@ def test_plans_with_stages_have_a_range_and_the_page_tells_its_runs() -> None:
     """Their runs are not in the list: the page says where they are, and no link asks the list for them."""
     at = open_page("measured")
     (title,) = (m for m in at.markdown if m.value.startswith("### How far"))
-    assert f"is that of {json.loads((ASSETS / 'bands.json').read_text())['kinds'][STAGES]['n']} runs" in title.help
+    assert (
+        f"is that of {json.loads((ASSETS / 'bands.json').read_text())['kinds'][RUNS_WITH_STAGES]['n']} runs"
+        in title.help
+    )
     at = open_page("compare", model="bert-large", layers="8", setup="dp=8,pp=2", compare="best,our-current-setup")
-    assert not at.exception and STAGES not in {run.kind for run in load_published_runs()}
+    assert not at.exception and RUNS_WITH_STAGES not in {run.kind for run in load_published_runs()}
     (link,) = (e.proto for e in at.get("page_link") if e.proto.page.endswith("measured"))
     assert "pipeline" not in link.query_string
 

@@ -21,7 +21,13 @@ from planner_core.planning.pricing import PricedRun, Pricer, price_statement, re
 ASKED = Request("llama-3-8b", cluster="1x8-h100", batch=32, seq=1024, layers=2, recompute="auto", accumulate=None)
 TIGHT: dict[str, Any] = {"layers": 16, "seq": 4096, "batch": 64, "cluster": "1x8-h100:gpu=a100-40gb-sxm"}
 """Only with micro-batches or recomputation does a plan fit."""
-STAGES: dict[str, Any] = {"model": "llama-3-70b", "cluster": "2x8-h100:inter=5", "batch": 64, "seq": 2048, "layers": 8}
+SLOW_NODES: dict[str, Any] = {
+    "model": "llama-3-70b",
+    "cluster": "2x8-h100:inter=5",
+    "batch": 64,
+    "seq": 2048,
+    "layers": 8,
+}
 """Two nodes of slow Ethernet, where gradients of all weights take longer than stages."""
 
 PRICE_ROUNDING = 1e-5
@@ -48,10 +54,10 @@ def price_exported(plan: Plan, tool: str, folder: Path, request: Request) -> Pri
     [
         ("megatron", {}),
         pytest.param("megatron", TIGHT, marks=pytest.mark.slow),
-        pytest.param("megatron", STAGES, marks=pytest.mark.slow),
+        pytest.param("megatron", SLOW_NODES, marks=pytest.mark.slow),
         pytest.param("torchtitan", {}, marks=pytest.mark.slow),
         pytest.param("torchtitan", TIGHT, marks=pytest.mark.slow),
-        pytest.param("torchtitan", STAGES, marks=pytest.mark.slow),
+        pytest.param("torchtitan", SLOW_NODES, marks=pytest.mark.slow),
         ("deepspeed", {}),
         pytest.param("accelerate", TIGHT, marks=pytest.mark.slow),
         pytest.param("megatron", {"model": "mixtral-8x7b", "batch": 16}, marks=pytest.mark.slow),

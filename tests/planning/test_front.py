@@ -165,7 +165,7 @@ def test_corners_that_stages_beat_go_and_the_others_keep_their_numbers() -> None
         first,
         *others,
     ]
-    searched = replace(found, reasons={**found.reasons, pipeline.STAGES: "stages are quicker"})
+    searched = replace(found, reasons={**found.reasons, pipeline.STAGES_PASS: "stages are quicker"})
     shown = append_staged(searched, [(better, found.planner)])
     beaten = [p for p in (first, *others) if dominates(better, p)]
     assert first in beaten and others

@@ -29,7 +29,7 @@ from planner_core.planning.pricing.configs.reading import read_text
 
 GB = 2**30
 ASSET = json.loads((ASSETS / "reserved.json").read_text())
-KINDS, OUTSIDE_BYTES = ASSET["kinds"], ASSET["outside_bytes"]["value"]
+ROWS_BY_KIND, OUTSIDE_BYTES = ASSET["kinds"], ASSET["outside_bytes"]["value"]
 
 
 def made(scale: float, add_gb: float) -> list[Peak]:
@@ -72,7 +72,7 @@ def test_a_plan_is_told_by_its_kind(layout: str, stack: str | None, kind: str) -
     cluster = load_cluster("1x8-h100")
     plan = Pricer("llama-3-8b", cluster).plan(Statement(parse_layout(layout), layers=2, stack=stack))
     assert plan is not None and plan.cost is not None
-    found, row = predict_reserved(plan, cluster), KINDS[kind]
+    found, row = predict_reserved(plan, cluster), ROWS_BY_KIND[kind]
     assert (found.kind, found.runs, found.short) == (kind, row["n"], False)
     assert found.likely_bytes == round(row["scale"] * plan.cost.memory_bytes["peak"] + row["add_bytes"])
     assert (
@@ -167,7 +167,7 @@ def test_fits_is_no_plain_yes_where_the_allocator_may_need_more_than_the_gpu_has
     pricer = Pricer("llama-3-8b", load_cluster("1x8-h100"))
     plan = pricer.plan(Statement(parse_layout("fsdp=8"), layers=2))
     assert plan is not None
-    row, peak = KINDS[PLANNED_PROGRAM], plan.cost.memory_bytes["peak"]
+    row, peak = ROWS_BY_KIND[PLANNED_PROGRAM], plan.cost.memory_bytes["peak"]
     likely = row["scale"] * peak + row["add_bytes"]
     marks = []
     high = likely * row["high"]

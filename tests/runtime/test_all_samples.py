@@ -16,7 +16,7 @@ from tests.support.plans_train_alike import check_plans_train_alike, refusal_of,
 from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
-WIDTH, KINDS = 16, 8
+WIDTH, NUM_CLASSES = 16, 8
 
 
 class Mixed(nn.Module):
@@ -24,7 +24,7 @@ class Mixed(nn.Module):
 
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.how, self.up, self.head = how, nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, KINDS)
+        self.how, self.up, self.head = how, nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, NUM_CLASSES)
 
     def forward(self, x: Tensor, y: Tensor, partner: Tensor) -> Any:
         scores = self.head(F.relu(self.up(x)))
@@ -37,13 +37,13 @@ class Mixed(nn.Module):
         return F.cross_entropy(scores, y.roll(1))
 
     def _cumsum(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
-        return F.cross_entropy(scores, y.cumsum(0) % KINDS)
+        return F.cross_entropy(scores, y.cumsum(0) % NUM_CLASSES)
 
     def _sort(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
         return F.cross_entropy(scores, y.sort().values)
 
     def _tril(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
-        return (scores * torch.ones(len(y), KINDS).tril()).sum(1).mean()
+        return (scores * torch.ones(len(y), NUM_CLASSES).tril()).sum(1).mean()
 
     def _halves(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
         half = len(y) // 2
@@ -82,7 +82,7 @@ def _batch(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     made = torch.Generator().manual_seed(seed)
     return (
         torch.randn(8, WIDTH, generator=made),
-        torch.randint(0, KINDS, (8,), generator=made),
+        torch.randint(0, NUM_CLASSES, (8,), generator=made),
         torch.randperm(8, generator=made),
     )
 
@@ -134,7 +134,7 @@ class Heads(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.first, self.second = nn.Linear(WIDTH, 32), nn.Linear(32, KINDS), nn.Linear(32, 1)
+        self.body, self.first, self.second = nn.Linear(WIDTH, 32), nn.Linear(32, NUM_CLASSES), nn.Linear(32, 1)
         self.register_buffer("mean", torch.ones(32))
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Any]:

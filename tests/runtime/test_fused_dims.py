@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.support.plans_train_alike import check_plans_train_alike
 
-WIDTH, KINDS = 16, 4
+WIDTH, NUM_CLASSES = 16, 4
 
 
 def mixed(x: torch.Tensor, width: int = WIDTH) -> torch.Tensor:
@@ -84,7 +84,7 @@ class InThree(nn.Module):
 class Net(nn.Module):
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
-        self.first, self.body, self.head = nn.Linear(WIDTH, WIDTH), body, nn.Linear(WIDTH, KINDS)
+        self.first, self.body, self.head = nn.Linear(WIDTH, WIDTH), body, nn.Linear(WIDTH, NUM_CLASSES)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(self.head(self.body(self.first(x))), y)
@@ -108,7 +108,7 @@ def _made(kind: str) -> nn.Module:
 @pytest.mark.slow(only=("shared, in halves",))
 def test_every_plan_trains_as_one_process_does(kind: str) -> None:
     drawn = torch.Generator().manual_seed(1)
-    batch = torch.randn(8, WIDTH, generator=drawn), torch.randint(0, KINDS, (8,), generator=drawn)
+    batch = torch.randn(8, WIDTH, generator=drawn), torch.randint(0, NUM_CLASSES, (8,), generator=drawn)
     report = check_plans_train_alike(partial(_made, kind), [batch] * 2)
     assert any(not p.data_axes for p in report.plans), "no plan splits features"
     assert any(p.name == "Megatron-LM" for p in report.plans)

@@ -40,7 +40,7 @@ LLAMA = {
     "tie_word_embeddings": False,
 }
 BATCH, SEQ, RANKS = 16, 64, 16
-KINDS = {
+KINDS_BY_WORD = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
     "reduce_scatter": "reduce_scatter",
@@ -68,7 +68,7 @@ class _Sent(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         space, _, name = func.name().partition("::")
-        kind = next((k for word, k in KINDS.items() if word in name), "") if space == "c10d" else ""
+        kind = next((k for word, k in KINDS_BY_WORD.items() if word in name), "") if space == "c10d" else ""
         if kind:
             self.rows[kind] += _bytes(args[1] if kind in ("reduce_scatter", "all_to_all") else args[0])
         return func(*args, **(kwargs or {}))

@@ -15,7 +15,7 @@ from tests.support.plans_train_alike import check_plans_train_alike
 from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
-WIDTH, KINDS = 16, 8
+WIDTH, NUM_CLASSES = 16, 8
 
 
 class WritesWhatItIsGiven(nn.Module):
@@ -24,7 +24,7 @@ class WritesWhatItIsGiven(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.head = nn.Linear(WIDTH, KINDS)
+        self.head = nn.Linear(WIDTH, NUM_CLASSES)
         for name, shape in (("steps", (1,)), ("offset", (WIDTH,)), ("rows", (2, WIDTH)), ("held", (2, WIDTH))):
             self.register_buffer(name, torch.zeros(shape))
 
@@ -52,8 +52,8 @@ class Codebook(nn.Module):
         super().__init__()
         drawn = torch.Generator().manual_seed(0)
         torch.manual_seed(0)
-        self.head = nn.Linear(WIDTH, KINDS)
-        self.register_buffer("codes", torch.randn(KINDS, 6, generator=drawn))
+        self.head = nn.Linear(WIDTH, NUM_CLASSES)
+        self.register_buffer("codes", torch.randn(NUM_CLASSES, 6, generator=drawn))
         self.register_buffer("sums", self.codes.clone())
         self.register_buffer("counts", torch.ones(6))
 
@@ -74,8 +74,8 @@ class Anneals(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.head = nn.Linear(WIDTH, KINDS)
-        self.register_buffer("shift", torch.ones(KINDS))
+        self.head = nn.Linear(WIDTH, NUM_CLASSES)
+        self.register_buffer("shift", torch.ones(NUM_CLASSES))
 
     def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         loss = (self.head(x) + self.shift).square().mean()
@@ -89,8 +89,8 @@ class AssignsByOperators(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.head = nn.Linear(WIDTH, KINDS)
-        self.codes = nn.Embedding(KINDS, KINDS)
+        self.head = nn.Linear(WIDTH, NUM_CLASSES)
+        self.codes = nn.Embedding(NUM_CLASSES, NUM_CLASSES)
 
     def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         h = self.head(x)
@@ -102,7 +102,7 @@ class AssignsByOperators(nn.Module):
         code <<= 2
         code >>= 1
         code //= 2
-        code %= KINDS
+        code %= NUM_CLASSES
         return ((h * kept).square().sum(1) * seen + self.codes(code).sum(1)).mean()
 
 
@@ -117,7 +117,7 @@ class Doubles(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.head = nn.Linear(WIDTH, KINDS)
+        self.head = nn.Linear(WIDTH, NUM_CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(x.mul_(2)).square().mean()

@@ -17,13 +17,13 @@ from tests.support.plans_train_alike import check_plans_train_alike, first_resul
 from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
-WIDTH, KINDS = 16, 12
+WIDTH, NUM_CLASSES = 16, 12
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def _batch(step: int) -> Batch:
     drawn = torch.Generator().manual_seed(step)
-    return torch.randn(8, 4, WIDTH, generator=drawn), torch.randint(0, KINDS, (8, 4), generator=drawn)
+    return torch.randn(8, 4, WIDTH, generator=drawn), torch.randint(0, NUM_CLASSES, (8, 4), generator=drawn)
 
 
 class LossBesideLogits(nn.Module):
@@ -31,11 +31,11 @@ class LossBesideLogits(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.head = nn.Linear(WIDTH, KINDS)
+        self.head = nn.Linear(WIDTH, NUM_CLASSES)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.head(x)
-        return logits, F.cross_entropy(logits.view(-1, KINDS), y.view(-1), ignore_index=-1)
+        return logits, F.cross_entropy(logits.view(-1, NUM_CLASSES), y.view(-1), ignore_index=-1)
 
 
 class ActorAndCritic(nn.Module):
@@ -43,8 +43,8 @@ class ActorAndCritic(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.actor, self.critic = nn.Linear(WIDTH, 24), nn.Linear(24, KINDS), nn.Linear(24, 1)
-        self.register_buffer("table", torch.linspace(-1, 1, 6 * KINDS).view(6, KINDS))
+        self.body, self.actor, self.critic = nn.Linear(WIDTH, 24), nn.Linear(24, NUM_CLASSES), nn.Linear(24, 1)
+        self.register_buffer("table", torch.linspace(-1, 1, 6 * NUM_CLASSES).view(6, NUM_CLASSES))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         h = self.body(x).relu()
@@ -55,7 +55,7 @@ class ActorAndCritic(nn.Module):
 def actor_and_critic_loss(out: Any) -> torch.Tensor:
     """What the loop trains on."""
     logits, value, shares, _ = out
-    y = torch.arange(logits[..., 0].numel()) % KINDS
+    y = torch.arange(logits[..., 0].numel()) % NUM_CLASSES
     return F.cross_entropy(logits.flatten(0, 1), y) + value.square().mean() + shares.square().mean()
 
 
@@ -78,7 +78,7 @@ class WeightsInLists(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(WIDTH, 24), nn.Linear(24, KINDS)
+        self.a, self.b = nn.Linear(WIDTH, 24), nn.Linear(24, NUM_CLASSES)
         self.penalties = [((self.a.weight, self.b.weight), 0.1), ([self.b.bias], 0.2)]
         self.named, self.setting, self.fixed = {"a": self.a.bias}, Setting(self.a.weight), Fixed(one=1)
 
@@ -94,7 +94,7 @@ class Synced(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.norm, self.head = nn.Linear(WIDTH, 24), nn.SyncBatchNorm(24), nn.Linear(24, KINDS)
+        self.body, self.norm, self.head = nn.Linear(WIDTH, 24), nn.SyncBatchNorm(24), nn.Linear(24, NUM_CLASSES)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         h = self.norm(self.body(x).flatten(0, 1))
@@ -107,7 +107,7 @@ class Closed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a = nn.Linear(WIDTH, KINDS)
+        self.a = nn.Linear(WIDTH, NUM_CLASSES)
         weight = self.a.weight
         self.penalty = lambda: weight.square().sum()
 
@@ -120,7 +120,7 @@ class Averaged(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.online, self.target = nn.Linear(WIDTH, KINDS), nn.Linear(WIDTH, KINDS)
+        self.online, self.target = nn.Linear(WIDTH, NUM_CLASSES), nn.Linear(WIDTH, NUM_CLASSES)
         self.target.requires_grad_(False)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

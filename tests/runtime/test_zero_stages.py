@@ -17,7 +17,7 @@ from tests.support.own_model import OwnGPT
 from tests.support.plans import own_planned
 from tests.support.ranks import run_ranks
 
-STAGES = ("dp=2,zero=0", "dp=2,zero=1", "dp=2,zero=2", "fsdp=2")
+LAYOUTS = ("dp=2,zero=0", "dp=2,zero=1", "dp=2,zero=2", "fsdp=2")
 """Data parallel over both ranks of one axis, by ZeRO stage."""
 
 
@@ -83,7 +83,7 @@ def test_stages_of_zero_on_one_axis(stage: int, tmp_path: Path) -> None:
     """Two micro-batches a step. Stage 1 and 2 gather every matrix once, 3 in every micro-batch, forward and backward; stage 1
     scatters its gradient once, 2 and 3 in every micro-batch. Biases and norms stay whole, and are summed once. The tied weight is used twice: it is gathered for each use, and at
     stages 2 and 3 its gradient is scattered for each."""
-    losses, rows, held = run_ranks(_steps, 2, (save_layout(STAGES[stage], tmp_path / "plan"),))[0]
+    losses, rows, held = run_ranks(_steps, 2, (save_layout(LAYOUTS[stage], tmp_path / "plan"),))[0]
     assert losses == pytest.approx(own_model.losses(OwnGPT()), rel=1e-5)
     found = traffic(rows)
     once, uses = (WEIGHTS, BYTES), (2 * WEIGHTS + 2, 2 * (BYTES + TIED))
@@ -116,7 +116,7 @@ def test_master_weights_are_gathered_in_the_type_that_computes(tmp_path: Path) -
     """ZeRO-1 and -2 under bfloat16: masters and gradients in float32 shards, working copies gathered in bfloat16."""
     single = mixed_alone()
     for stage in (1, 2):
-        file = save_layout(STAGES[stage], tmp_path / "plan", dtype="bfloat16", optimizer="adamw-fp32")
+        file = save_layout(LAYOUTS[stage], tmp_path / "plan", dtype="bfloat16", optimizer="adamw-fp32")
         losses, rows = run_ranks(_mixed_steps, 2, (file,))[0]
         assert losses == pytest.approx(single, rel=0.02)
         found = traffic(rows)

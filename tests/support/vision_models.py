@@ -95,7 +95,7 @@ TIMM = (
 )
 WIDE = {"inception_v3": 299, "maxvit_t": 224, "vit_b_16": 224}
 """Sizes of images that a model insists on."""
-BATCH, KINDS = 4, 8
+BATCH, NUM_CLASSES = 4, 8
 Made = tuple[nn.Module, tuple[Any, ...]]
 
 
@@ -128,34 +128,34 @@ def _classifier(name: str) -> Made:
     import torchvision
 
     model = torchvision.models.get_model(
-        name, weights=None, num_classes=KINDS, **({"init_weights": False} if name == "googlenet" else {})
+        name, weights=None, num_classes=NUM_CLASSES, **({"init_weights": False} if name == "googlenet" else {})
     )
     size = WIDE.get(name, 64)
-    return Judged(_still(model)), (torch.randn(BATCH, 3, size, size), torch.randint(0, KINDS, (BATCH,)))
+    return Judged(_still(model)), (torch.randn(BATCH, 3, size, size), torch.randint(0, NUM_CLASSES, (BATCH,)))
 
 
 def _segments(name: str) -> Made:
     vision_site.make_importable()
     import torchvision
 
-    model = torchvision.models.get_model(name, weights=None, weights_backbone=None, num_classes=KINDS)
-    return Judged(_still(model)), (torch.randn(BATCH, 3, 64, 64), torch.randint(0, KINDS, (BATCH, 64, 64)))
+    model = torchvision.models.get_model(name, weights=None, weights_backbone=None, num_classes=NUM_CLASSES)
+    return Judged(_still(model)), (torch.randn(BATCH, 3, 64, 64), torch.randint(0, NUM_CLASSES, (BATCH, 64, 64)))
 
 
 def _video(name: str) -> Made:
     vision_site.make_importable()
     import torchvision
 
-    model = torchvision.models.get_model(name, weights=None, num_classes=KINDS)
+    model = torchvision.models.get_model(name, weights=None, num_classes=NUM_CLASSES)
     frames, size = (16, 224) if name.startswith(("mvit", "s3d")) else (8, 64)
-    return Judged(_still(model)), (torch.randn(2, 3, frames, size, size), torch.randint(0, KINDS, (2,)))
+    return Judged(_still(model)), (torch.randn(2, 3, frames, size, size), torch.randint(0, NUM_CLASSES, (2,)))
 
 
 def _detector(name: str) -> Made:
     vision_site.make_importable()
     import torchvision
 
-    model = torchvision.models.get_model(name, weights=None, weights_backbone=None, num_classes=KINDS)
+    model = torchvision.models.get_model(name, weights=None, weights_backbone=None, num_classes=NUM_CLASSES)
     return _still(model), (
         [torch.rand(3, 64, 64)],
         [{"boxes": torch.tensor([[8.0, 8.0, 40.0, 40.0]]), "labels": torch.ones(1, dtype=torch.int64)}],
@@ -166,9 +166,9 @@ def _timm(name: str) -> Made:
     vision_site.make_importable()
     import timm
 
-    model = timm.create_model(name, pretrained=False, num_classes=KINDS)
+    model = timm.create_model(name, pretrained=False, num_classes=NUM_CLASSES)
     size = model.default_cfg["input_size"]
-    return Judged(_still(model)), (torch.randn(BATCH, *size), torch.randint(0, KINDS, (BATCH,)))
+    return Judged(_still(model)), (torch.randn(BATCH, *size), torch.randint(0, NUM_CLASSES, (BATCH,)))
 
 
 FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[str], Made]]] = {

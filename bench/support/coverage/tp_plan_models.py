@@ -78,7 +78,7 @@ class Part:
     left_out: str = ""
 
 
-PARTS: dict[str, Part] = {
+MODEL_PARTS: dict[str, Part] = {
     "deepseek_ocr2_encoder": Part("DeepseekOcr2VisionEncoder", {}, lambda c: {**_embedded(c), "num_patches": SEQ // 2}),
     "deepseek_ocr2_text": Part(
         "DeepseekOcr2TextModel",
@@ -160,7 +160,7 @@ def part_graph(kind: str) -> Any:
     from planner_core.models.sources import huggingface as hf
     from planner_core.models.sources import make_training_inputs
 
-    part = PARTS[kind]
+    part = MODEL_PARTS[kind]
     whole = json.loads(json.dumps(CONFIG_MAPPING[kind](**part.fields).to_dict(), default=str))
     whole.update(model_type=kind, architectures=[part.cls])
     data = json.loads(json.dumps(whole))

@@ -31,7 +31,7 @@ Parts = Mapping[str, float]
 
 
 # Not Streamlit's caches: they hash a request field by field, 3 ms for each of the nineteen of a visit. It has a hash of its own.
-_PARTS: ResultCache[shared_plans.PlanKey, dict[str, float]] = ResultCache(256)
+_PARTS_OF_STEP: ResultCache[shared_plans.PlanKey, dict[str, float]] = ResultCache(256)
 _FLOPS: ResultCache[Request, int] = ResultCache(64)
 
 
@@ -39,7 +39,7 @@ def step_parts_of(plan_id: str, plan: Plan, result: Result) -> dict[str, float]:
     """Return the seconds of a plan's step by what they go to."""
     home = current_setup.result_of(plan_id, result)
     key = shared_plans.plan_key(home.request, plan_id, plan)
-    return _PARTS.get(key, lambda: step_parts.split_step(plan, home.graph, home.coarse))
+    return _PARTS_OF_STEP.get(key, lambda: step_parts.split_step(plan, home.graph, home.coarse))
 
 
 def speed_of(plan: Plan, home: Result) -> Speed:
@@ -125,7 +125,7 @@ def _name_column(rows: Sequence[dict[str, Any]], column: int, figure: str, below
 
 def _show_legend(parts: Mapping[str, Parts], names: Iterable[str]) -> None:
     """Draw the legend of the bars, and behind a button what each word in `names` means, with a link to its lesson."""
-    legend = [p for p in step_parts.PARTS if any(of_plan[p] for of_plan in parts.values())]
+    legend = [p for p in step_parts.ALL_PARTS if any(of_plan[p] for of_plan in parts.values())]
     keys = "".join(
         f"<span title='{step_parts.MEANINGS[p]}'><i class='{frame.part_class(p)}'></i>{p}</span>" for p in legend
     )
@@ -222,7 +222,7 @@ def scale_bar(parts: Parts, longest: float) -> tuple[list[list[Any]], bool]:
     """
     pieces: list[list[Any]] = []
     room = longest
-    for part in step_parts.PARTS:
+    for part in step_parts.ALL_PARTS:
         if parts[part] and room > 0:
             pieces.append([part, min(parts[part], room) / longest, f"{part}: {units.seconds(parts[part])}"])
             room -= parts[part]

@@ -145,7 +145,7 @@ def describe_tool(v: dict[str, Any]) -> str:
 
 def describe_numbers(v: dict[str, Any]) -> str:
     """Describe the numbers of a step: `bf16, AdamW`, and what differs from the default."""
-    parts = [settings.DTYPES[v["dtype"]], settings.OPTIMIZER_NAMES[v["optimizer"]]]
+    parts = [settings.DTYPE_NAMES[v["dtype"]], settings.OPTIMIZER_NAMES[v["optimizer"]]]
     parts += ["pure"] if v["precision"] == "pure" and v["dtype"] != "float32" else []
     parts += [settings.RECOMPUTE_NAMES[v["recompute"]]] if v["recompute"] != "auto" else []
     parts += ["moments on the host"] if v["moments"] == "host" else []

@@ -29,7 +29,7 @@ from planner_core.core import CollectiveKind
 from planner_core.cost.communication.links import AxisLink
 from planner_core.cost.step_time import Floats
 
-KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
+COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _send_recv(link: AxisLink) -> Algorithm:
 
 
 def _check_collective(kind: CollectiveKind, n: int) -> None:
-    if kind not in KINDS or n < 1:
+    if kind not in COLLECTIVE_KINDS or n < 1:
         raise ValueError(
-            f"{kind!r} over {n} ranks is not a collective; kinds are {', '.join(KINDS)}, over 1 or more ranks"
+            f"{kind!r} over {n} ranks is not a collective; kinds are {', '.join(COLLECTIVE_KINDS)}, over 1 or more ranks"
         )

@@ -18,7 +18,7 @@ QUOTED_NO = "'no'"
 
 def write_accelerate(plan: Plan) -> tuple[str, tuple[str, ...], None]:
     """Write a file for `accelerate launch --config_file`. Raises InputError for a plan that shards more than the batch."""
-    precision = accelerate.DTYPES[plan.workload.dtype]
+    precision = accelerate.PRECISION_WORDS[plan.workload.dtype]
     sharding, (nodes, _) = find_batch_sharding(plan), launch_sizes(plan)
     kind, section, remarks = _write_plugin(plan, sharding)
     lines = [

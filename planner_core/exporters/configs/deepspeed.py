@@ -146,7 +146,7 @@ def _step_settings(plan: Plan, stage: int) -> dict[str, Any]:
             **({"offload_optimizer": {"device": "cpu", "pin_memory": True}} if plan.workload.offload else {}),
         },
         # Without a section DeepSpeed trains in float32.
-        **({section: {"enabled": True}} if (section := deepspeed.DTYPES.get(plan.workload.dtype)) else {}),
+        **({section: {"enabled": True}} if (section := deepspeed.DTYPE_SECTIONS.get(plan.workload.dtype)) else {}),
         **_gradient_settings(plan, stage),
     }
 

@@ -99,7 +99,7 @@ def _stage_options(plan: Plan) -> tuple[dict[str, Any], list[str]]:
         )
     if cut.schedule == "zb" and cut.virtual == 1:
         raise InputError(
-            f"{torchtitan.SCHEDULES['zb']} of torchtitan takes at least 2 stages of a rank, and the plan has one; state a layout with "
+            f"{torchtitan.SCHEDULE_NAMES['zb']} of torchtitan takes at least 2 stages of a rank, and the plan has one; state a layout with "
             "vp=2, or give ",
             named_form("json"),
         )
@@ -115,7 +115,7 @@ def _stage_options(plan: Plan) -> tuple[dict[str, Any], list[str]]:
     settings, dealt = nearest_settings(Layout(pp=cut.ranks, vp=cut.virtual, schedule=cut.schedule), cut.copies)
     options: dict[str, Any] = {
         "parallelism.pipeline_parallel_degree": cut.ranks,
-        "parallelism.pipeline_parallel_schedule": torchtitan.SCHEDULES[cut.schedule],
+        "parallelism.pipeline_parallel_schedule": torchtitan.SCHEDULE_NAMES[cut.schedule],
         # Its defaults take one layer from each end, for the embedding and the head, which the plan's cut has weighed already.
         **settings.options(),
     }

@@ -20,7 +20,7 @@ SCHEMA_MAJOR = 8
 MAX_JSON_BYTES = 128 << 20
 MAX_STEPS = 200_000
 MAX_GRAPH_DEPTH = 32
-DTYPES = {
+DTYPES_BY_CODE = {
     1: "uint8",
     2: "int8",
     3: "int16",
@@ -207,11 +207,11 @@ def _add_graph(program: ExportedProgram, graph: Mapping[str, Any], prefix: str, 
         raise InputError(f"the program nests more than {MAX_GRAPH_DEPTH} graphs")
     for name, meta in graph["tensor_values"].items():
         sizes = tuple(_read_size(s, program) for s in meta["sizes"])
-        if meta["dtype"] not in DTYPES or any(s < 0 for s in sizes):
+        if meta["dtype"] not in DTYPES_BY_CODE or any(s < 0 for s in sizes):
             raise InputError(
                 f"tensor {name!r} of the program has dtype {meta['dtype']!r} and sizes {sizes}, which is not a tensor that can be read"
             )
-        program.tensors[prefix + name] = TensorForm(sizes, DTYPES[meta["dtype"]], bool(meta["requires_grad"]))
+        program.tensors[prefix + name] = TensorForm(sizes, DTYPES_BY_CODE[meta["dtype"]], bool(meta["requires_grad"]))
     for node in graph["nodes"]:
         if len(program.steps) >= MAX_STEPS:
             raise InputError(f"the program has more than {MAX_STEPS:,} steps, the most that is read")
@@ -363,7 +363,7 @@ _READERS: dict[str, Callable[[Any, ExportedProgram, str], Any]] = {
     "as_sym_floats": _list_reader(_number_reader(float)),
     "as_sym_bool": _number_reader(bool),
     "as_sym_bools": _list_reader(_number_reader(bool)),
-    "as_scalar_type": lambda v, _, __: TorchConstant("dtype", DTYPES[v]),
+    "as_scalar_type": lambda v, _, __: TorchConstant("dtype", DTYPES_BY_CODE[v]),
     "as_device": lambda v, _, __: TorchConstant("device", str(v["type"])),
     "as_layout": lambda v, _, __: TorchConstant("layout", "strided"),
     "as_memory_format": lambda v, _, __: TorchConstant("memory_format", _MEMORY_FORMATS[v]),

@@ -30,7 +30,7 @@ from planner_core.cost import (
 )
 from planner_core.planning.stages import stage_trace
 
-PARTS, COMPUTE, COLLECTIVES, WEIGHTS = STREAMS = ("parts", "compute", "collectives", "weights")
+MODEL_PASSES, COMPUTE, COLLECTIVES, WEIGHTS = STREAMS = ("parts", "compute", "collectives", "weights")
 STEP_WORK = {
     WorkKind.OPTIMIZER: ("clip gradients, update weights", ""),
     WorkKind.OUTSIDE: ("the GPU has no work", "loader, logging"),
@@ -136,7 +136,7 @@ class _StepWords:
             stream = COLLECTIVES if isinstance(sent, Message) else WEIGHTS
             return TraceWork(stream, w.kind, name, *where, sent.kind, self.plan.mesh.name_of(sent.axes))
         # A wait for a message is a piece of compute, whose seconds add up to the step.
-        stream = PARTS if w.kind is WorkKind.PASS else COMPUTE
+        stream = MODEL_PASSES if w.kind is WorkKind.PASS else COMPUTE
         return TraceWork(stream, w.kind, name if sent is None else f"waits for {name}", *where)
 
     def _part_of(self, w: TimedWork) -> _Part:

@@ -21,14 +21,14 @@ from planner_core.planning.pipeline import (
     search_stages,
 )
 from planner_core.planning.request import Progress, rare_collections
-from planner_core.planning.result import STAGES, Result, append_staged
+from planner_core.planning.result import STAGES_PASS, Result, append_staged
 
 
 @rare_collections()
 def add_stages(result: Result, progress: Progress | None = None) -> Result:
     """Run what `FIRST_PASSES` lack, after the answer: the result with the best plan with stages, if that is quicker, and with a note if a
     part of the cluster would be faster."""
-    if STAGES in result.reasons:
+    if STAGES_PASS in result.reasons:
         return result
     report_progress = progress or (lambda text: None)
     usual = tuple(plan for plan in result.plans if plan.role not in STAGED_ROLES)
@@ -46,7 +46,7 @@ def add_stages(result: Result, progress: Progress | None = None) -> Result:
     # Not there after `prove`, which runs the whole pass.
     if first_reason := reasons.pop(FIRST_FEWER_GPUS, None):
         draft, reasons[FEWER_GPUS] = add_fewer_gpus(draft) if is_completed_later(draft) else (draft, first_reason)
-    draft, reasons[STAGES] = search_stages(draft)
+    draft, reasons[STAGES_PASS] = search_stages(draft)
     result = replace(result, reasons=reasons, notes=draft.notes, best_without_tool=draft.best_without_tool)
     return append_staged(result, ((one.plan, one.planner) for one in draft.staged))
 
@@ -70,7 +70,7 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
     if LESS_MEMORY in result.reasons:
         proven = add_less_memory(proven, progress)
     # The searches of stages do not depend on a proof, so what they found stands.
-    of_stages = {name: reason for name, reason in result.reasons.items() if name in (FIRST_STAGES, STAGES)}
+    of_stages = {name: reason for name, reason in result.reasons.items() if name in (FIRST_STAGES, STAGES_PASS)}
     proven = replace(proven, reasons={**proven.reasons, **of_stages})
     if result.best_without_tool is not None and proven.best_without_tool is not None:
         proven = replace(proven, best_without_tool=result.best_without_tool.or_better(proven.best_without_tool))

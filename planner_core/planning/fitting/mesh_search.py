@@ -57,7 +57,7 @@ from planner_core.search import (
 from planner_core.search.algebra import Incumbent, TooWide
 from planner_core.search.network import Problem
 
-ROUNDING = 1e-9
+EQUAL_VALUES_SHARE = 1e-9
 """Share by which two equal values may differ."""
 
 
@@ -393,7 +393,7 @@ def _note_chunk_gain(planner: Planner, plan: Plan) -> tuple[Note, ...]:
 
 def is_clearly_less(value: float, than: float) -> bool:
     """Return whether a value is less than another by more than rounding."""
-    return value < than * (1 - ROUNDING)
+    return value < than * (1 - EQUAL_VALUES_SHARE)
 
 
 def _round_for_order(value: float) -> float:

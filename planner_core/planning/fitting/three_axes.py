@@ -43,7 +43,7 @@ GAIN = 0.01
 """A part of the cluster is told of if it saves more than this share of the step."""
 SAME = -1e-6
 """The share for a plan in which GPUs do the same work: a part that is as fast costs less."""
-PARTS = (1, 8, 32)
+PART_FACTORS = (1, 8, 32)
 """Parts of so many times the GPUs that do different work are looked at."""
 UNEVEN = 4
 """The second of the outer axes is at most so many times as long as the first."""
@@ -137,7 +137,7 @@ def _parts_to_search(planner: Planner, plan: Plan) -> list[int]:
     gpus = plan.mesh.num_devices
     used = gpus // replicated_gpus(plan)
     if used < gpus:
-        return [used * more for more in PARTS if used * more < gpus]
+        return [used * more for more in PART_FACTORS if used * more < gpus]
     # Where a sample is shared inside a node, its messages take that node's links, and fewer GPUs only compute longer.
     shared = gpus > planner.cluster.levels[0].size * planner.workload.batch
     return [gpus // 2] if shared and plan.pipeline is None and gpus % 2 == 0 else []

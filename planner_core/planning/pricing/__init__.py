@@ -1,7 +1,7 @@
 """The price of the layout that a team runs now, with the changes that would help, and the best plan for comparison."""
 
 from planner_core.planning.pricing.bands import (
-    STAGES,
+    RUNS_WITH_STAGES,
     Z_NINE_IN_TEN,
     count_runs,
     num_operator_calls,

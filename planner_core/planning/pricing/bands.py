@@ -29,7 +29,7 @@ Z_NINE_IN_TEN = 1.645
 """Nine in ten normal errors are within this many standard deviations."""
 BANDS_FILE = ASSETS / "bands.json"
 OVER_NODES = "tensor parallel over nodes"
-STAGES = "pipeline stages"
+RUNS_WITH_STAGES = "pipeline stages"
 UNKNOWN_BAND = "not known for this kind of run"
 
 
@@ -134,7 +134,7 @@ def _kind_of_run(plan: Plan, cluster: Cluster) -> str:
     if not inside:
         return OVER_NODES
     if plan.pipeline is not None:
-        return STAGES
+        return RUNS_WITH_STAGES
     # Between operators nothing hides a message, so tensor ranks decide the error where there are both kinds of axes.
     if between:
         return "tensor parallel in a node"

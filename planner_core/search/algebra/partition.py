@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 QUICK_PRECISION = 1e-3
 """How near to the least time of its kind the quick cut is, as a share."""
-ROUNDING = 1e-9
+EQUAL_SUMS_SHARE = 1e-9
 """Share by which equal sums may differ."""
 
 
@@ -59,7 +59,7 @@ def best_partition(copies: int, stages: int, options: Options, below: float = fl
     stage may be quicker."""
     fronts: dict[int, list[_Point]] = {0: [_Point(0.0, 0.0, (), ())]}
     if below == math.inf:  # the best cut may be as long as the quick one
-        below = (1 + ROUNDING) * _quick_cut_seconds(copies, stages, options)
+        below = (1 + EQUAL_SUMS_SHARE) * _quick_cut_seconds(copies, stages, options)
     least_ends = _least_ends(copies, stages, options, below)
     for stage in range(stages):
         next_fronts: dict[int, list[_Point]] = {}

@@ -43,7 +43,7 @@ MAX_SHARED = 200
 """Shared states of one run that are compared to close a gap."""
 MAX_LONGEST_PARTS_LOG2 = 6
 """A run is put together of fewer than 2 to this power parts of the greatest length."""
-ROUNDING = 1e-12
+EQUAL_MARGINS_SHARE = 1e-12
 """The share of the limit up to which margins are equal: of equal runs they differ by the order in which costs were added."""
 NUMBERS_PER_CHUNK = 4_000_000
 """Numbers that one step of a (min, +) product holds at once (32 MB)."""
@@ -114,7 +114,7 @@ class RunPoints:
         Example: layers with and without a window alternate in 16 runs each. Where the model's best states repeat, the runs in the middle
         have the same margins, up to rounding.
         """
-        return id(self.chain.bounds), np.round(self.margin / (ROUNDING * self.goal.limit)).tobytes()
+        return id(self.chain.bounds), np.round(self.margin / (EQUAL_MARGINS_SHARE * self.goal.limit)).tobytes()
 
     def points(self, same_kind: RunPoints | None = None) -> Points:
         """Return the points of the run, by entry of the top variables that it touches. `same_kind`: a run of this kind that has them.

@@ -33,7 +33,7 @@ from planner_core.search.network.search_cache import Assignment
 from planner_core.search.objective import TIE, Objective, least_memory_objective
 
 FORWARD, BACKWARD = Component.AFTER_FORWARD, Component.AFTER_BACKWARD
-ROUNDING = 1e-9
+LIMIT_MARGIN_SHARE = 1e-9
 """The limit is raised by this share, so that rounding errors do not exclude a point that lies on it."""
 MAX_CORNERS = 64
 MAX_ROUGH_CORNERS = 5
@@ -96,7 +96,7 @@ def find_pareto_front(problem: Problem, objective: str = "communication") -> Par
 def _points_between(problem: Problem, unpriced: Objective, a: Assignment, b: Assignment) -> ModelPoints | None:
     """Return the points that cost less than `b` and hold less than `a`, among others; None if there are none. Raises TooManyPoints."""
     price = slope((a.seconds, float(a.totals[FORWARD])), (b.seconds, float(b.totals[FORWARD])))
-    limit = (b.seconds + price * float(a.totals[FORWARD])) * (1 + ROUNDING)
+    limit = (b.seconds + price * float(a.totals[FORWARD])) * (1 + LIMIT_MARGIN_SHARE)
     objective = unpriced.with_prices(price, 0.0)
     folded = FoldedTables(problem, objective)
     folded.best_assignment()

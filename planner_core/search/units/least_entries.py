@@ -17,7 +17,7 @@ from planner_core.cost import Bools, Floats
 from planner_core.search.network.factors import Network
 from planner_core.search.network.folded import ModelNetworks, Restriction, apply_restriction
 
-ROUNDING = 1e-9
+SUM_MARGIN_SHARE = 1e-9
 """Share by which the sum of least entries is lowered: other sums of the same seconds are added up in another order."""
 Allowed = Mapping[str, Mapping[str, Bools]]
 """[state] by block and variable: whether a restriction allows it. Variables that it does not restrict are left out."""
@@ -43,7 +43,7 @@ class LeastEntries:
         """Return a value that no assignment of allowed states is below."""
         copies = [run.block for run in self.nets.runs for _ in run.calls]
         each = {name: _sum_least(tables, allowed[name]) for name, tables in self._tables.items()}
-        return (1 - ROUNDING) * (each[""] + sum(each[name] for name in copies))
+        return (1 - SUM_MARGIN_SHARE) * (each[""] + sum(each[name] for name in copies))
 
     def _least_tables(self, variants: list[Network], weights: Floats) -> dict[tuple[str, ...], Floats]:
         """[a(, b)] by variables: the least over variants of the sum of a network's tables over these variables; infinite where an entry

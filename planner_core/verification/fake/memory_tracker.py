@@ -24,7 +24,7 @@ RETURNS_OPERAND = ("_c10d_functional::_wrap_tensor_autograd", "_c10d_functional:
 """Ops that return their operand's memory, although on meta the result is another storage."""
 IN_FLIGHT = "in_flight"
 """The kind of weights that are gathered ahead of their use, and of gradients in buckets."""
-KINDS = ("params", "grads", "optimizer", "activations", "buffers", IN_FLIGHT)
+MEMORY_KINDS = ("params", "grads", "optimizer", "activations", "buffers", IN_FLIGHT)
 CONSTANTS = "constants"
 """The kind of tensors that are computed from inputs alone, before the first operator takes one. A prediction counts those that operators
 take, and not what is freed on the way to them, nor the inputs."""
@@ -51,7 +51,7 @@ class MemoryTracker(TorchDispatchMode):
         self.ignored = False
         """Nothing is counted while it is true."""
         self.kind = "activations"
-        self.live = dict.fromkeys(KINDS, 0)
+        self.live = dict.fromkeys(MEMORY_KINDS, 0)
         self.peak = dict(self.live)
         self.released_bytes = self.peak_of_saved_results = 0
         """Bytes of results that the loop has released, and the highest sum if it had kept them until backward ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from explorer.address.settings import DTYPES
+from explorer.address.settings import DTYPE_NAMES
 from explorer.figures.svg_tensors import Drawing, amount
 from explorer.learn.blocks import arranged
 from explorer.learn.blocks.arranged import ArrangedBlock
@@ -30,7 +30,7 @@ from planner_core.planning.methods import Layout
 TOKENS = 2048
 STORED, MOMENTS, GRADIENT = 4, 8, 4
 """Bytes per parameter beside the copy that computes: the optimizer's own weights, its two averages and the gradient (fp32)."""
-STAGES = {"data parallel": 0, "ZeRO-1": 1, "ZeRO-2": 2, "FSDP (ZeRO-3)": 3, "HSDP": 3}
+ZERO_STAGE_OF = {"data parallel": 0, "ZeRO-1": 1, "ZeRO-2": 2, "FSDP (ZeRO-3)": 3, "HSDP": 3}
 
 
 def kept_per_parameter(stage: int, n: int) -> dict[str, float]:
@@ -64,7 +64,7 @@ def sent_per_parameter(name: str, n: int, inner: int, micro_batches: int) -> flo
         1: part * (WORKING_BYTES + GRADIENT),
         2: part * (WORKING_BYTES + m * GRADIENT),
         3: part * m * (2 * WORKING_BYTES + GRADIENT),
-    }[STAGES[name]]
+    }[ZERO_STAGE_OF[name]]
 
 
 def price_stages(learner: Learner, micro_batches: int) -> dict[str, PricedLayout]:
@@ -100,7 +100,7 @@ def live(learner: Learner, values: Values) -> Live:
         "moments": MOMENTS,
         "gradient": GRADIENT,
         "tokens": TOKENS,
-        "dtype": DTYPES[learner.planner.workload.dtype],
+        "dtype": DTYPE_NAMES[learner.planner.workload.dtype],
         "fsdp_rule": rule,
         "fsdp_sent": cases["FSDP (ZeRO-3)"].sent_bytes,
         "ratio": _fsdp_over_zero1(n, inner, m),
@@ -112,7 +112,7 @@ def live(learner: Learner, values: Values) -> Live:
         "uneven": [k for k in cases if abs(numbers[f"{k} sent"] / numbers[f"{k} formula"] - 1) > 0.1],
         "keeps": {
             name: {kind: v * params for kind, v in kept_per_parameter(stage, inner if name == "HSDP" else n).items()}
-            for name, stage in STAGES.items()
+            for name, stage in ZERO_STAGE_OF.items()
         },
         "sends": {name: _sent_by_kind(case) for name, case in cases.items()},
         "plans": {name: case.plan for name, case in cases.items()},
@@ -150,14 +150,15 @@ def _block_facts(block: ArrangedBlock | None) -> dict[str, int] | None:
 def _make_sketch(n: int, inner: int) -> Prediction:
     """Return a prediction to draw: bytes per parameter by stage."""
     each = {
-        name: sum(kept_per_parameter(stage, inner if name == "HSDP" else n).values()) for name, stage in STAGES.items()
+        name: sum(kept_per_parameter(stage, inner if name == "HSDP" else n).values())
+        for name, stage in ZERO_STAGE_OF.items()
     }
     whole = each.pop("data parallel")
     return sketch_zero_stages(whole, (WORKING_BYTES, STORED, MOMENTS, GRADIENT), each, n, inner)
 
 
 def _micro_batches_chart(n: int, inner: int, params: int, m: int) -> Drawing:
-    curves = {name: lambda k, name=name: sent_per_parameter(name, n, inner, int(k)) * params for name in STAGES}
+    curves = {name: lambda k, name=name: sent_per_parameter(name, n, inner, int(k)) * params for name in ZERO_STAGE_OF}
     marks = [(float(m), f"yours: {m}")]
     below, beside = "micro-batches of a step", "bytes that one GPU sends"
     return plot((1, 2, 4, 8, 16), curves, below, beside, units.whole, amount, marks)

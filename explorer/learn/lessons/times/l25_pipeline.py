@@ -41,7 +41,7 @@ FORWARD, BACKWARD, WEIGHTS = 1.0, 2.0, 1.0
 MOST_STOPS = 24
 FALLBACK_CLUSTER = "2x8-h100"
 """The cluster that stands in where ranks cannot share the learner's GPUs."""
-STAGES = "stages"
+STAGED_CASE = "stages"
 PASS_COLOURS = {Pass.FORWARD: COMPUTE, Pass.BACKWARD: DEVICES[2], Pass.INPUT: DEVICES[2], Pass.WEIGHT: DEVICES[3]}
 NAMES_WIDTH, ROW = 84.0, 40.0
 """Pixels of the names of ranks, and of a rank's row."""
@@ -135,9 +135,9 @@ def live(learner: Learner, values: Values) -> Live:
     assert cut and cost
     rates = with_link_speed(staged.cluster, float(values["speed"]) * 1e9)
     took, cases = _layout_times(case, staged, m, ranks, rates)
-    best = min((name for name in took if name != STAGES), key=lambda name: (not cases[name].plan.fits, took[name]))
+    best = min((name for name in took if name != STAGED_CASE), key=lambda name: (not cases[name].plan.fits, took[name]))
     near = doubt_between(plan, cases[best].plan, rates)
-    ahead = took[best] / took[STAGES] - 1
+    ahead = took[best] / took[STAGED_CASE] - 1
     numbers = {
         "alone_bubble": alone.bubble_s / alone.step_s,
         "alone_step": alone.step_s,
@@ -149,7 +149,7 @@ def live(learner: Learner, values: Values) -> Live:
         "formula": bubble_share(ranks, m, cut.virtual),
         "handed": max(s.send_bytes for s in cost.stages),
         "peak": plan.cost.memory_bytes["peak"],
-        "stages_s": took[STAGES],
+        "stages_s": took[STAGED_CASE],
         "fsdp_s": took[best],
         "held": passes_in_flight(hand_pipeline(order)[0], m)[0] / (2 if order == "interleaved" else 1),
         "batch": plan.workload.batch,
@@ -189,7 +189,7 @@ def _layout_times(
     """Return the seconds of a step with stages and with FSDP, in one micro-batch and in as many as give a GPU one sample at a time."""
     batch = staged_case.plan.workload.batch
     parts = sorted({1, max(1, m // ranks)})
-    cases = {STAGES: staged_case} | {
+    cases = {STAGED_CASE: staged_case} | {
         f"FSDP, {k} micro-batch{'es' * (k > 1)}": plan_fsdp(learner, k, batch) for k in parts
     }
     return {name: step_seconds_on(case, rates) for name, case in cases.items()}, cases

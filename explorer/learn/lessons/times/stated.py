@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from explorer.address.settings import DTYPES
+from explorer.address.settings import DTYPE_NAMES
 from explorer.jobs.result_cache import remember
 from explorer.learn import links
 from explorer.learn.learner import Learner, with_model
@@ -125,7 +125,7 @@ def with_16_bit_products(learner: Learner) -> tuple[Learner, str]:
     load, gpu, note = learner.planner.workload, learner.cluster.gpu, ""
     if ITEM_BYTES[load.dtype] > WORKING_BYTES:
         learner = Learner(replace(learner.request, dtype=gpu.training_dtype), learner.load)
-        note = f"Products are in {DTYPES[gpu.training_dtype]} here, not in {DTYPES[load.dtype]}."
+        note = f"Products are in {DTYPE_NAMES[gpu.training_dtype]} here, not in {DTYPE_NAMES[load.dtype]}."
     slow = slow_dtype_notes(gpu, learner.planner.workload.dtype)
     return learner, " ".join([note, *(f"{sentence}." for sentence in slow)]).strip()
 

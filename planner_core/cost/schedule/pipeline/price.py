@@ -41,7 +41,7 @@ from planner_core.cost.step_messages import plan_messages
 from planner_core.cost.step_time import Component, Floats
 from planner_core.cost.units import Ends
 
-PARTS = "parts"
+SENT_IN_PARTS = "parts"
 """`Stack.boundary`: each tensor rank sends a part of what lies whole on all of them."""
 
 
@@ -205,7 +205,7 @@ def _sent_to_next_stage(stages: Sequence[StagePlan], number: int, model: CostMod
     for v, state in boundary_states(following).items():
         whole = local_bytes(top, v, state.forward, model)
         parts = 1
-        for axis, placement in enumerate(state.forward if model.software.boundary == PARTS else ()):
+        for axis, placement in enumerate(state.forward if model.software.boundary == SENT_IN_PARTS else ()):
             if placement == R and model.sizes[axis] > 1:
                 # Each tensor rank sends its part of what lies whole on all of them; the receivers gather it over their own links.
                 parts *= model.sizes[axis]

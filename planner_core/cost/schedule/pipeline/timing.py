@@ -47,7 +47,7 @@ SPLIT = ("zb", "zbv")
 """The schedules in which the gradients of weights are apart."""
 FOLDED_ROUNDS = 4
 """Rounds of micro-batches that are simulated before the others are taken to be as long. Most steps are steady by then."""
-ROUNDING = 1e-13
+EQUAL_PACE_SHARE = 1e-13
 """Sums of as many seconds as a step has differ by so small a part of it if they are equal."""
 
 
@@ -216,7 +216,7 @@ class _PipelineRun:
         ends = np.concatenate([np.array(self.ends[r])[last[r]] for r in last])
         paces = ends - np.concatenate([np.array(self.ends[r])[before[r]] for r in last])
         pace_s = float(paces.mean())
-        if np.ptp(paces) > ROUNDING * ends.max():
+        if np.ptp(paces) > EQUAL_PACE_SHARE * ends.max():
             return False
         period = {r: slice(s.stop - 2 * pairs, s.stop) for r, s in last.items()}
         hosts = {
@@ -224,7 +224,7 @@ class _PipelineRun:
             for r, o in self.orders.items()
         }
         # A host that needs longer than a period falls behind by more in each, until it sets the pace.
-        if max(hosts.values()) > pace_s * (1 + ROUNDING):
+        if max(hosts.values()) > pace_s * (1 + EQUAL_PACE_SHARE):
             return False
         self.skipped_s = number * pace_s
         for r in last:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from planner_core.planning.methods.layout import Layout
 from planner_core.planning.methods.tools.tool import Tool
 
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
+PRECISION_WORDS = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
 """Its words for `mixed_precision`, by the dtype that computes."""
 
 

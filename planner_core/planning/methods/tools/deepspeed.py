@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from planner_core.planning.methods.layout import Layout
 from planner_core.planning.methods.tools.tool import Tool
 
-DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
+DTYPE_SECTIONS = {"bfloat16": "bf16", "float16": "fp16"}
 """The sections that switch mixed precision on, by the dtype that computes."""
 PARTITIONS = {"colwise": "column", "rowwise": "row"}
 """How AutoTP is told to split a layer, by the styles of `methods.tp_layout`."""

@@ -15,7 +15,7 @@ CONFIGS: dict[tuple[int | None, ...], str] = {
     (16384, 126, 128, 8, 128256): "llama3_405b",
 }
 """Its configs of its Llamas, by width, layers, heads, groups and vocabulary."""
-SCHEDULES = {
+SCHEDULE_NAMES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
     "interleaved": "Interleaved1F1B",

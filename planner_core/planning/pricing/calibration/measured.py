@@ -218,7 +218,7 @@ EXAMPLE_STEP = (
 REQUIRED = ("model", "cluster", "layout", "tokens_per_s_per_gpu")
 STEP_OPTIONS = {"compile" if name == "compiled" else name: OPTIONS[name] for name in STATED_OPTIONS if name != "layout"}
 """The options of `price`, by the names that a file of a step and `price --json` have for them."""
-KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
+TYPE_WORDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
 
 
 def _parse_options(data: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def _parse_options(data: Mapping[str, Any], where: str) -> dict[str, Any]:
         kinds = (int, float) if option.kind is float else option.kind
         # A bool is an int to Python.
         if not isinstance(value, kinds) or isinstance(value, bool) != (option.kind is bool):
-            raise InputError(f"{where}: {name} is {shorten_value(value)}, but must be {KINDS[option.kind]}")
+            raise InputError(f"{where}: {name} is {shorten_value(value)}, but must be {TYPE_WORDS[option.kind]}")
         options[option.name] = value
     return options
 

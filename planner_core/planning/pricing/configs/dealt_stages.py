@@ -19,7 +19,7 @@ STAGES_OF_RANK = {"gpipe": (1, 1), "1f1b": (1, 1), "zbv": (2, 2)}
 LAYERS = "parallelism.pipeline_parallel_layers_per_stage"
 FIRST_LESS = "parallelism.pipeline_parallel_first_stage_less_layers"
 LAST_LESS = "parallelism.pipeline_parallel_last_stage_less_layers"
-PARTS = "parallelism.module_fqns_per_model_part"
+MODULES_OF_STAGES = "parallelism.module_fqns_per_model_part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,9 @@ class StageSettings:
         where torchtitan refuses the settings, or a stage has no layer."""
         copies = self.parts or self._deal_layers(layout, layers, where)
         if len(copies) % layout.pp:
-            raise InputError(f"{where}: {PARTS} lists {len(copies)} stages, but must list a multiple of {layout.pp}")
+            raise InputError(
+                f"{where}: {MODULES_OF_STAGES} lists {len(copies)} stages, but must list a multiple of {layout.pp}"
+            )
         if not all(copies):
             raise InputError(
                 f"{where}: the stages have {'-'.join(map(str, copies))} of {layers} layers, and one without a layer cannot be priced; "

@@ -24,15 +24,6 @@ PRICED_BY_DEGREES = (
     "priced by degrees: tensor ranks split all layers that Megatron-LM splits, the head and the embedding too"
 )
 """The end of a note where a file does not name the layers that tensor ranks split, and its tool splits others than Megatron-LM."""
-DTYPES = {
-    "bf16": "bfloat16",
-    "bfloat16": "bfloat16",
-    "fp16": "float16",
-    "float16": "float16",
-    "no": "float32",
-    "float32": "float32",
-}
-"""Dtypes by the words of tools."""
 
 
 @dataclass(frozen=True, slots=True)

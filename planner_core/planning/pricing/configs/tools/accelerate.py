@@ -23,12 +23,12 @@ from planner_core.planning.pricing.configs.tools.deepspeed import read_gradients
 
 CONFIG, DEEPSPEED, FSDP = "parallelism_config.parallelism_config_", "deepspeed_config.", "fsdp_config.fsdp_"
 MEGATRON = "megatron_lm_config.megatron_lm_"
-DTYPES = {word: dtype for dtype, word in accelerate.DTYPES.items()}
-HALVES = {word: dtype for word, dtype in DTYPES.items() if dtype != "float32"}
+DTYPES_BY_PRECISION = {word: dtype for dtype, word in accelerate.PRECISION_WORDS.items()}
+HALVES = {word: dtype for word, dtype in DTYPES_BY_PRECISION.items() if dtype != "float32"}
 TABLE = Table(
     "accelerate",
     (
-        choice("dtype", "mixed_precision", DTYPES),
+        choice("dtype", "mixed_precision", DTYPES_BY_PRECISION),
         switch("recompute", f"{FSDP}activation_checkpointing", off="none", on="full"),
     ),
     no_effect="""

@@ -59,7 +59,7 @@ def read(fields: Fields, num_gpus: int) -> Setup:
     ranks = remaining_ranks(fields, degree_field, num_gpus, tp * cp)
     layout = zero_layout(fields, "zero_optimization.stage", ranks, tp, cp)
     sizes, batch = read_batch_of_deepspeed(fields, ranks)
-    dtype = read_dtype_flags(fields, *(f"{section}.enabled" for section in deepspeed.DTYPES.values()))
+    dtype = read_dtype_flags(fields, *(f"{section}.enabled" for section in deepspeed.DTYPE_SECTIONS.values()))
     gradients, gradient_notes = read_gradients(fields, dtype.get("dtype"), cp)
     options = {
         **sizes,

@@ -14,7 +14,7 @@ from planner_core.planning.pricing.configs.dealt_stages import (
     FIRST_LESS,
     LAST_LESS,
     LAYERS,
-    PARTS,
+    MODULES_OF_STAGES,
     StageSettings,
     fewest_stages_of_rank,
 )
@@ -49,7 +49,7 @@ SECTIONS = ("parallelism", "training", "activation_checkpoint", "experimental", 
 """Sections by which a TOML is known as torchtitan's."""
 RECOMPUTE_CLASSES = {"fullac": "full", "selectiveac": "selective", "noac": "none", "none": "none"}
 """The recomputation by the classes of Python configs."""
-SCHEDULES = {name.lower(): schedule for schedule, name in torchtitan.SCHEDULES.items()}
+SCHEDULES_BY_NAME = {name.lower(): schedule for schedule, name in torchtitan.SCHEDULE_NAMES.items()}
 """The planner's words for torchtitan's schedules."""
 ARGUMENT_SIGNATURE = ("--parallelism.", "--training.")
 """Beginnings of options by which a list of arguments is known as torchtitan's."""
@@ -156,9 +156,9 @@ def _read_schedule(fields: Fields, pp: int) -> dict[str, Any]:
     word = fields.read_word(name, "1f1b")
     if pp == 1:
         return {}
-    if word not in SCHEDULES:
-        raise fields.wrong_value(name, word, f"one of {', '.join(SCHEDULES)}")
-    schedule = SCHEDULES[word]
+    if word not in SCHEDULES_BY_NAME:
+        raise fields.wrong_value(name, word, f"one of {', '.join(SCHEDULES_BY_NAME)}")
+    schedule = SCHEDULES_BY_NAME[word]
     return {"schedule": schedule, "vp": fewest_stages_of_rank(schedule)}
 
 
@@ -166,11 +166,11 @@ def _read_stages(fields: Fields) -> StageSettings:
     """Return how layers are dealt to stages. Raises InputError for modules of stages that are not lists of names."""
     first, last = (fields.read_int(name, 1, minimum=0) for name in (FIRST_LESS, LAST_LESS))
     number = fields.read_optional_int(LAYERS)
-    if not fields.has_value(PARTS):
+    if not fields.has_value(MODULES_OF_STAGES):
         return StageSettings(number, first, last)
-    parts = fields.get(PARTS)
+    parts = fields.get(MODULES_OF_STAGES)
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, (list, tuple)) for part in parts):
-        raise fields.wrong_value(PARTS, parts, "a list of modules for each stage")
+        raise fields.wrong_value(MODULES_OF_STAGES, parts, "a list of modules for each stage")
     return StageSettings(parts=tuple(sum(str(name).startswith("layers.") for name in part) for part in parts))
 
 
