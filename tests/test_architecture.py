@@ -30,7 +30,7 @@ ORDER = {
         "pages",
     ),
 }
-MOST_ENTRIES = 12
+MAX_FOLDER_ENTRIES = 12
 # Packages whose modules may import torch and transformers; others may import these inside a function only.
 HEAVY = {
     "models/adapters",
@@ -122,7 +122,7 @@ def test_the_folder_list_is_the_architecture(root: Path) -> None:
     assert folders == set(ORDER[root])
     for folder in [root, *(p for p in root.rglob("*") if p.is_dir() and p.name != "__pycache__")]:
         entries = [p for p in folder.iterdir() if p.name != "__pycache__" and p.suffix != ".md"]  # lessons are content
-        assert len(entries) <= MOST_ENTRIES, f"{folder.relative_to(ROOT)} has {len(entries)} entries"
+        assert len(entries) <= MAX_FOLDER_ENTRIES, f"{folder.relative_to(ROOT)} has {len(entries)} entries"
         init = folder / "__init__.py"
         if any(folder.glob("*.py")):
             modules = {p.stem for p in folder.glob("*.py")} | {p.name for p in folder.iterdir() if p.is_dir()}
@@ -249,7 +249,7 @@ def test_benchmarks_are_few_and_each_is_told() -> None:
     bench = ROOT / "bench"
     for folder in {path.parent for path in bench.rglob("*.py")}:
         entries = [p for p in folder.iterdir() if p.name != "__pycache__" and p.suffix != ".md"]  # lessons are content
-        assert len(entries) <= MOST_ENTRIES, f"{folder.relative_to(ROOT)} has {len(entries)} entries"
+        assert len(entries) <= MAX_FOLDER_ENTRIES, f"{folder.relative_to(ROOT)} has {len(entries)} entries"
     told = ast.get_docstring(ast.parse((bench / "__init__.py").read_text(encoding="utf-8"))) or ""
     for file in bench.glob("[!_]*.py"):
         assert f"    {file.stem} " in told and '__name__ == "__main__"' in file.read_text(encoding="utf-8"), file.name

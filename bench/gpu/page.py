@@ -15,7 +15,7 @@ from planner_core.planning.pricing import ONE_RANK_FILE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "HARDWARE.md"
 GIB = 2**30
-MOST_KINDS = 8
+MAX_SHOWN_KINDS = 8
 
 
 def read_measured_rows() -> Iterator[dict[str, Any]]:
@@ -133,7 +133,7 @@ def _kinds(measured: list[tuple[Case, dict[str, Any]]]) -> Iterator[str]:
     for case, row in measured:
         if kinds := row.get("kinds_us"):
             kinds_text = ", ".join(
-                f"{kind} {us / 1e3:.1f} ({count})" for kind, (us, count) in list(kinds.items())[:MOST_KINDS]
+                f"{kind} {us / 1e3:.1f} ({count})" for kind, (us, count) in list(kinds.items())[:MAX_SHOWN_KINDS]
             )
             yield f"- {case.what}, {row['way']}{', compiled' if row['compiled'] else ''} ({row['date']}): {kinds_text}"
 

@@ -26,7 +26,7 @@ from planner_core.core import Plan
 from planner_core.runtime import training
 from planner_core.verification import scaled
 
-MOST_KERNELS, NAME = 40, 110
+MAX_SHOWN_KERNELS, NAME = 40, 110
 DRY_RANKS = 4
 
 
@@ -72,7 +72,7 @@ def measure_row(case: Case, way: str, steps: int, compiled: bool, dry: bool) -> 
             "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
         }
     kernels = profile_step(setup, gpu)
-    row |= {"kernels_us": dict(list(kernels.items())[:MOST_KERNELS]), "kinds_us": sum_by_kind(kernels)}
+    row |= {"kernels_us": dict(list(kernels.items())[:MAX_SHOWN_KERNELS]), "kinds_us": sum_by_kind(kernels)}
     row |= {"date": datetime.date.today().isoformat(), **describe_machine(), "note": case.note, "dry": dry}
     return {name: value for name, value in row.items() if value not in ("", False) or name == "compiled"}
 

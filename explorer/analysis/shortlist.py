@@ -14,7 +14,7 @@ from planner_core.planning import Choice, runs_on_stock_tools
 from planner_core.planning.methods import BASELINES, EXACT, OF_MEGATRON
 
 MAX_LISTED = 5
-NEARLY_EQUAL = 0.02
+MAX_EQUAL_DIFFERENCE = 0.02
 """Steps, and memory, that differ by less than this share are nearly the same."""
 MIN_GAIN = 0.001
 """The best plan is not listed beside the recommended one if it gains a smaller share by a layout of the same name."""
@@ -237,7 +237,7 @@ def _describe_stages(plan: Plan, best: Plan) -> str:
 def nearly_equal(one: Plan, other: Plan) -> bool:
     """Tell whether two plans are alike to a reader who chooses: layouts of one name, and nearly the same step and memory."""
     equal = all(
-        abs(a - b) <= NEARLY_EQUAL * max(a, b)
+        abs(a - b) <= MAX_EQUAL_DIFFERENCE * max(a, b)
         for a, b in (
             (one.cost.step_time_s, other.cost.step_time_s),
             (one.cost.memory_bytes["peak"], other.cost.memory_bytes["peak"]),

@@ -54,7 +54,7 @@ _PLANNING = threading.Lock()
 FIRST_FIGURES = Effort(0, 0, of_sums=True)
 """Nothing that the first figures say is a proof. Points of a network alone took 0.5 of 0.7 s on two nodes with a slow link, and bounds
 of walks a tenth of all where memory binds."""
-LEAST_GAIN = 0.005
+MIN_PLAN_GAIN = 0.005
 """What is shown at once is searched on while it may be this much quicker. The best plan, which follows, is searched to the end."""
 WIDE_GAP = 0.01
 """A gap of the first plan from which on more micro-batches are looked at."""
@@ -128,7 +128,7 @@ def _least_value(planner: Planner, plans: Sequence[Plan]) -> float:
     """
     if any(plan.cost.host_wait_s for plan in plans):
         return math.inf
-    return (1 - LEAST_GAIN) * min((planner.value(plan) for plan in plans if plan.fits), default=math.inf)
+    return (1 - MIN_PLAN_GAIN) * min((planner.value(plan) for plan in plans if plan.fits), default=math.inf)
 
 
 def _mesh_sizes(cluster: Cluster, outer: int) -> tuple[int, ...]:

@@ -18,7 +18,8 @@ LEFT_OUT_NOTE = (
     "Sweep and “On a worse machine” are of the settings above: “Plan with these” or “Back to the settings” shows them."
 )
 
-NEARLY_BEST = 0.03  # a plan that loses more on every machine is not listed (a string here would be shown on the page)
+# A plan that loses more on every machine is not listed. (A string here would be shown on the page.)
+MAX_LISTED_LOSS = 0.03
 
 
 def page() -> None:
@@ -41,7 +42,7 @@ def _show_regrets(result: Result) -> None:
     shown: list[Plan] = []
     for row_of in plan_regrets(result):
         plan = plans[row_of.name]
-        wins = min(row_of.lost) < NEARLY_BEST or row_of.name == result.choice.recommended
+        wins = min(row_of.lost) < MAX_LISTED_LOSS or row_of.name == result.choice.recommended
         if wins and not any(nearly_equal(plan, p) for p in shown):
             shown.append(plan)
             cells = [_lost(t, x) for t, x in zip(row_of.step_time_s, row_of.lost, strict=True)]

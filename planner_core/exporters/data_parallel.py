@@ -18,7 +18,7 @@ from planner_core.planning.methods import CannotHold, Layout, recompute_by_hand
 NEGLIGIBLE = 1e-3
 """Weights of a smaller share of a model's elements, such as its norms, change neither memory nor traffic by a digit that is shown."""
 
-MOST_WEIGHTS = 3
+MAX_NAMED_WEIGHTS = 3
 """A remark names so many weights."""
 WrittenText = tuple[str, tuple[str, ...], None]
 
@@ -106,7 +106,7 @@ def _list_differences(plan: Plan, stored: list[int], stage: int) -> list[str]:
     differences = []
     if whole:
         parts = {1: "optimizer states are ", 2: "gradients and optimizer states are "}.get(stage, "")
-        names = list_names(sorted({n for _, n in whole}), MOST_WEIGHTS)
+        names = list_names(sorted({n for _, n in whole}), MAX_NAMED_WEIGHTS)
         consequence = "; less memory, more traffic" if _share_of_weights(plan, whole) >= NEGLIGIBLE else ""
         differences.append(
             f"{names}: {parts}whole in the plan, sharded here with those of the other weights{consequence}"

@@ -57,7 +57,7 @@ from planner_core.planning.planner import (
 )
 from planner_core.planning.request import Effort, Progress, Request, rare_collections, request_of
 from planner_core.planning.result import (
-    MOST_DOUBT,
+    MAX_DOUBT,
     STAGES_PASS,
     Choice,
     Result,

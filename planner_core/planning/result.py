@@ -13,7 +13,7 @@ Two plans on one machine share the errors of its GPU and of its software. What r
 
     ln(slower / faster) > 1.645 hypot(sigma of one, sigma of the other)
 
-If two plans differ by more than MOST_DOUBT, the faster one is called faster in any case. Other plans are ties. Among ties, a plan that
+If two plans differ by more than MAX_DOUBT, the faster one is called faster in any case. Other plans are ties. Among ties, a plan that
 a stock tool runs without changes is preferred.
 
 Example: two plans are of the kind "FSDP, one node", with a sigma of 2.9 %. Their steps take 500 and 530 ms. ln(530 / 500) is
@@ -60,7 +60,7 @@ from planner_core.planning.stages import STAGES_PLAN_NAME, may_use_stages
 from planner_core.search import make_objective, solve_folded, total_of_copies
 from planner_core.search.candidates import Candidates, score_candidates
 
-MOST_DOUBT = 0.10
+MAX_DOUBT = 0.10
 """A plan that is slower by more than this share is called slower, whatever the scatter of its kind."""
 STAGES_PASS = "stages"
 """The pass that searches stages to the end, in `Result.reasons`."""
@@ -394,7 +394,7 @@ def doubt_between(one: Plan, other: Plan, cluster: Cluster) -> float:
     """Return the share by which the predicted steps of two plans may differ and still be a tie."""
     both = math.hypot(time_sigma(one, cluster), time_sigma(other, cluster))
     # expm1 turns the difference of logarithms into a share: 6.7 % of ln are 6.9 %.
-    return min(math.expm1(Z_NINE_IN_TEN * both), MOST_DOUBT)
+    return min(math.expm1(Z_NINE_IN_TEN * both), MAX_DOUBT)
 
 
 def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:

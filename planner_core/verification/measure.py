@@ -27,7 +27,7 @@ SHAPES = ((256, 1024, 1024), (1024, 1024, 1024), (2048, 1024, 256), (1024, 2048,
 GPU_SIZES = tuple(2**k for k in range(10, 30, 2))
 GPU_SHAPES = tuple((m, n, k) for m in (1024, 8192) for n in (1024, 4096, 14336) for k in (1024, 4096))
 COPIED_BYTES = 2**27
-LEAST_S, MOST_RUNS, REPLAYS = 0.05, 50, 3
+MIN_TIMED_S, MAX_RUNS, REPLAYS = 0.05, 50, 3
 """Seconds that one measurement should last, the most runs in it, and the replays of which the median counts."""
 
 
@@ -97,7 +97,7 @@ def _time_one_rank(device: torch.device, shapes: tuple[tuple[int, int, int], ...
         # A copy reads and writes each byte.
         "memory_bytes_per_s": 2 * COPIED_BYTES / copied,
         "memory_bytes": _memory_bytes(device),
-        "launch_s": clock.issued(partial(small.add_, 1.0), MOST_RUNS),
+        "launch_s": clock.issued(partial(small.add_, 1.0), MAX_RUNS),
     }
 
 
@@ -152,14 +152,14 @@ class GpuClock(CpuClock):
 
 
 def kernel_seconds(run: Callable[[], Any], clock: CpuClock) -> float:
-    """Return seconds of one run on the device: the median of several replays, each of as many runs as fit into LEAST_S."""
+    """Return seconds of one run on the device: the median of several replays, each of as many runs as fit into MIN_TIMED_S."""
     times = _num_runs(clock.kernels(run, 2))
     return sorted(clock.kernels(run, times) for _ in range(REPLAYS))[REPLAYS // 2]
 
 
 def _num_runs(once_s: float) -> int:
-    """Return how many runs fit into LEAST_S if one takes `once_s`: at least 3, at most MOST_RUNS."""
-    return max(3, min(MOST_RUNS, int(LEAST_S / max(once_s, 1e-9))))
+    """Return how many runs fit into MIN_TIMED_S if one takes `once_s`: at least 3, at most MAX_RUNS."""
+    return max(3, min(MAX_RUNS, int(MIN_TIMED_S / max(once_s, 1e-9))))
 
 
 def _memory_bytes(device: torch.device) -> int:

@@ -110,7 +110,7 @@ def test_a_good_plan_is_there_at_once(changes: dict[str, Any]) -> None:
     assert early is not None and early.fits
     assert early.workload == best.workload
     # of another mesh perhaps, which is searched on only while it may be so much quicker
-    most = best.cost.step_time_s / (1 - whatif.LEAST_GAIN)
+    most = best.cost.step_time_s / (1 - whatif.MIN_PLAN_GAIN)
     assert best.cost.step_time_s * (1 - 1e-9) <= early.cost.step_time_s <= most
 
 

@@ -32,7 +32,7 @@ from planner_core.planning.fitting import micro_batch_numbers, micro_batches
 from planner_core.planning.fitting.baselines import note_missing_baselines
 from planner_core.planning.fitting.mesh_search import choose_mesh, mesh_of_quick_plan
 from planner_core.planning.fitting.micro_batches import choose
-from planner_core.planning.fitting.micro_batches.first_plan import GOOD_GAP
+from planner_core.planning.fitting.micro_batches.first_plan import MAX_SHOWN_GAP
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import RARE_COLLECTIONS, THOROUGH
 from planner_core.search.algebra import PointAllowance
@@ -275,7 +275,7 @@ def test_a_good_plan_is_shown_before_other_numbers_are_searched() -> None:
     assert isinstance(first, Plan) and first.fits and {*events[:place]} == {1} and {1, 2} <= {*events[place + 1 :]}
     assert 16 not in events and plan.fits and plan.workload.accumulate == 1
     assert first.bound is not None and plan.bound is not None and first.bound < plan.bound
-    assert plan.cost.gpu_time_s <= first.cost.gpu_time_s <= first.bound * (1 + GOOD_GAP)
+    assert plan.cost.gpu_time_s <= first.cost.gpu_time_s <= first.bound * (1 + MAX_SHOWN_GAP)
 
 
 def test_a_good_plan_is_shown_before_other_meshes_are_searched() -> None:

@@ -199,7 +199,7 @@ def test_a_number_is_found_that_fits_where_neither_the_first_nor_the_last_does()
     assert plan is not None and plan.workload.accumulate == 4
 
 
-FEW_RANKS = Request(
+ON_SIX_GPUS = Request(
     "llama-3-8b", cluster="1x8-h100:gpus=6", tool="megatron", batch=12, seq=2048, layers=2, recompute="none"
 )
 """No more than two tensor ranks divide the heads, so at least three data ranks share the samples."""
@@ -209,7 +209,7 @@ FEW_RANKS = Request(
 def test_a_tools_number_is_found_that_gives_few_data_ranks_a_sample() -> None:
     """Three data ranks with four micro-batches take 9.2 GB. One micro-batch takes 11.7 GB, two, as six ranks need, take 15.9 GB, and no
     rank has twelve. For Llama-3-70B on 64 GPUs such a number was passed over, and a plan with recomputation was "proven"."""
-    asked = replace(FEW_RANKS, accumulate=None, zero=None)
+    asked = replace(ON_SIX_GPUS, accumulate=None, zero=None)
     stated = Statement(Layout(dp=3, tp=2, sp=True, zero=1), 1, 4, seq=2048, layers=2, recompute="none")
     check_bound((asked, stated), 1.0)
     best = chosen(replace(asked, memory_gb=9.3))
@@ -232,7 +232,7 @@ def requests_of_switches(draw: st.DrawFn) -> tuple[Request, Statement]:
     samples = draw(st.sampled_from([2, 4, 6, 12]))
     policy = draw(st.sampled_from(("none", "none", "full")))
     request = replace(
-        FEW_RANKS,
+        ON_SIX_GPUS,
         cluster=cluster,
         tool=tool,
         batch=samples * layout.data,

@@ -20,7 +20,7 @@ from planner_core.planning.methods import BASELINES, OF_MEGATRON, parse_layout
 from planner_core.planning.pipeline import Result
 from planner_core.planning.pricing import Pricer, Statement, time_band
 from planner_core.planning.request import Request
-from planner_core.planning.result import MOST_DOUBT, Simplicity, doubt_between
+from planner_core.planning.result import MAX_DOUBT, Simplicity, doubt_between
 from tests.support.plans import planned, searched
 
 
@@ -40,7 +40,7 @@ def test_ties_are_what_lies_within_the_doubt(result: Result) -> None:
     tied = {t.name for t in found.ties}
     for plan in result.plans[1:]:
         doubt = doubt_between(result.best, plan, result.cluster)
-        assert 0 < doubt <= MOST_DOUBT
+        assert 0 < doubt <= MAX_DOUBT
         slower = plan.cost.step_time_s / result.best.cost.step_time_s - 1
         if plan.fits and plan.name != result.best.name:
             assert (plan.name in tied) == (slower <= doubt)

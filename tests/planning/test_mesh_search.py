@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner_core.core import DeviceMesh, NoPlanFits, load_cluster
-from planner_core.planning.fitting.mesh_search import MOST_IN_VAIN, choose_mesh
+from planner_core.planning.fitting.mesh_search import MAX_MESHES_IN_VAIN, choose_mesh
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import MOMENT, THOROUGH, Request
 from planner_core.search import TIE
@@ -41,6 +41,6 @@ def test_meshes_that_seem_to_hold_too_much_are_bounded_and_not_searched(monkeypa
     asked = replace(asked, memory_gb=2.4)
     few, bound = find_searched(prepare_planner(asked, effort=MOMENT), monkeypatch)
     every, proven = find_searched(prepare_planner(asked, effort=THOROUGH), monkeypatch)
-    assert len(few) == MOST_IN_VAIN and every[: len(few)] == few
+    assert len(few) == MAX_MESHES_IN_VAIN and every[: len(few)] == few
     assert len(every) == len(candidate_meshes(asked, load_cluster(asked.cluster)))
     assert 0.9 * proven < bound <= proven * (1 + TIE)

@@ -15,7 +15,7 @@ from planner_core.planning.fitting.micro_batch_numbers import MicroBatchCandidat
 from planner_core.planning.fitting.micro_batches import choose, one_number
 from planner_core.planning.fitting.micro_batches.choose import STEPS, order_by_ratio
 from planner_core.planning.fitting.micro_batches.first_plan import (
-    GOOD_GAP,
+    MAX_SHOWN_GAP,
     is_good,
     offer_first_plan,
     states_hardly_fit,
@@ -90,7 +90,7 @@ def test_multiples_of_the_last_useful_number_hold_no_better_plan() -> None:
 def test_a_first_plan_is_near_its_bound_or_of_a_relaxation() -> None:
     plan = searched(replace(ASKED, accumulate=2))
     seconds = plan.cost.gpu_time_s
-    near, far = (replace(plan, bound=seconds / (1 + GOOD_GAP * share), notes=()) for share in (0.9, 1.1))
+    near, far = (replace(plan, bound=seconds / (1 + MAX_SHOWN_GAP * share), notes=()) for share in (0.9, 1.1))
     assert is_good(near) and not is_good(far) and not is_good(replace(near, bound=None))
     of_smaller_space = (Note("a smaller space was searched", NoteKind.SCOPE),)
     assert is_good(replace(far, notes=of_smaller_space))

@@ -39,8 +39,8 @@ fresh_ranks = processes.run_ranks
 processes.PRELOADED = (*processes.PRELOADED, "tests.support.preloaded")
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_TEAMS = 3
-MOST_JOBS = 100
+MAX_TEAMS = 3
+MAX_JOBS = 100
 """A team makes room for a new one after so many jobs: groups that they made are never closed."""
 SEED = torch.default_generator.initial_seed()
 PATCHABLE = (
@@ -67,7 +67,7 @@ def run_ranks(
     """As `processes.run_ranks`, on ranks that have run other jobs before."""
     key = num_ranks, backend
     team = _teams.pop(key, None) or _Team(*key)
-    while len(_teams) >= MOST_TEAMS:
+    while len(_teams) >= MAX_TEAMS:
         _teams.pop(next(iter(_teams))).close()
     try:
         results = team.run(work, args, timeout_s)
@@ -125,7 +125,7 @@ class _Team:
             raise VerificationFailed(
                 f"{len(self.pipes)} ranks did not finish in {timeout_s:g} s; all of them were stopped"
             )
-        self.reusable = self.jobs < MOST_JOBS and not any(changed for _, _, changed in answers.values())
+        self.reusable = self.jobs < MAX_JOBS and not any(changed for _, _, changed in answers.values())
         return [json.loads(answers[rank][1]) for rank in range(len(self.pipes))]
 
     def _answers(self, deadline: float) -> dict[int, tuple[bool, Any, bool]]:

@@ -4,7 +4,7 @@
     python -m bench.support.app.page_sheet learn-11   # only states whose name begins so; the sheet lists all that lie there
 
 To have another state photographed, give it a line in STATES. A picture is halved and kept as JPEG, so that all together stay below
-MOST_BYTES.
+MAX_PICTURE_BYTES.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.support.app.running_explorer import explorer
 
 ROOT = Path(__file__).resolve().parents[3]
 SHEET, PICTURES = ROOT / "docs" / "SHEET.md", ROOT / "docs" / "images" / "sheet"
-MOST_BYTES = 4_000_000
+MAX_PICTURE_BYTES = 4_000_000
 QUALITY = 62
 LOOKS = {
     "1440": (1440, 1000, "light"),
@@ -179,8 +179,8 @@ def main(wanted: list[str]) -> None:
     SHEET.write_text(sheet(), encoding="utf-8")
     size = sum(p.stat().st_size for p in PICTURES.glob("*.jpg"))
     print(f"{size / 1e6:.1f} MB")
-    if size > MOST_BYTES:
-        raise SystemExit(f"the pictures take {size} bytes, more than {MOST_BYTES}")
+    if size > MAX_PICTURE_BYTES:
+        raise SystemExit(f"the pictures take {size} bytes, more than {MAX_PICTURE_BYTES}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ PredictedRows = Sequence[tuple[Run, dict[str, Any]]]
 WORST = 20
 ONE_NODE, MID, MANY = 8, 128, 64
 STACK_SIGMA, GPU_SIGMA = 0.05, 0.15
-OVER_NODES, MOST_GPUS = "tensor parallel over nodes", 256
+OVER_NODES, MAX_RUN_GPUS = "tensor parallel over nodes", 256
 """Only nanotron's runs of grade B are of this kind, on a fabric whose latency nobody states; those on more GPUs contradict each other."""
 HEAD = """\
 # Predicted against measured step times
@@ -200,13 +200,13 @@ def make_bands(rows: PredictedRows, paired: Sequence[PricedRun]) -> dict[str, An
     over_nodes = [
         math.log(t.seconds / t.run.measured_s)
         for t in paired
-        if kind_of_run(t.run) == OVER_NODES and t.run.gpus <= MOST_GPUS
+        if kind_of_run(t.run) == OVER_NODES and t.run.gpus <= MAX_RUN_GPUS
     ]
     return {
         "schema": "shardscope.bands/1",
         "source": f"Residuals ln(predicted / measured) of {len(errors)} published runs of grade A, each predicted by a fit without its "
         f"source, and of {len(swept)} runs of sweeps without stages, to which nothing is fitted (docs/PUBLISHED.md); "
-        f"tensor parallelism over nodes from the errors of {len(over_nodes)} runs of nanotron on up to {MOST_GPUS} GPUs, on a fabric of unknown latency",
+        f"tensor parallelism over nodes from the errors of {len(over_nodes)} runs of nanotron on up to {MAX_RUN_GPUS} GPUs, on a fabric of unknown latency",
         "stack_sigma": STACK_SIGMA,
         "stack_source": "differences between five sources, each left out of the fit in turn",
         "gpu_sigma": GPU_SIGMA,

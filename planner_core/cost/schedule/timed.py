@@ -16,7 +16,7 @@ from planner_core.cost.schedule.simulation import SimulatedRank
 from planner_core.cost.schedule.units import BucketStage, ScheduledUnit
 from planner_core.cost.step_messages import Message
 
-MOST_WORK = 100_000
+MAX_LISTED_WORK = 100_000
 """Up to this much work of micro-batches that are alike is listed in full. More of it is summed up by kind."""
 ROUNDING_S = 1e-15
 """Shorter delays are rounding errors of sums."""
@@ -108,7 +108,7 @@ class _Timer(SimulatedRank):
     def repeat(self, times: int, seconds: float) -> None:
         """Write down as many micro-batches like the last one."""
         last_micro_batch = self.done[self.begin :]
-        if times * len(last_micro_batch) > MOST_WORK:
+        if times * len(last_micro_batch) > MAX_LISTED_WORK:
             self._sum_up(last_micro_batch, times)
         else:
             for k in range(1, times + 1):

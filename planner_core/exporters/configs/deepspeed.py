@@ -10,7 +10,7 @@ from typing import Any
 from planner_core.core import Plan, Sentence, list_names
 from planner_core.cost import zero_stage
 from planner_core.exporters.configs.common import column_remarks, dump_json, gradient_dtype, list_remarks
-from planner_core.exporters.data_parallel import MOST_WEIGHTS, find_batch_sharding, splits_batch_only
+from planner_core.exporters.data_parallel import MAX_NAMED_WEIGHTS, find_batch_sharding, splits_batch_only
 from planner_core.exporters.observe import inspect_model, styles_by_pattern
 from planner_core.exporters.remarks import FILE
 from planner_core.models import load_plan_graph
@@ -107,7 +107,7 @@ def _write_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
         **_step_settings(plan, stage),
         "train_micro_batch_size_per_gpu": max(1, plan.graph_batch // plan.mesh.num_devices),
     }
-    names = list_names(sorted(set(differing)), MOST_WEIGHTS)
+    names = list_names(sorted(set(differing)), MAX_NAMED_WEIGHTS)
     listed = f"{len(differing)} of its {len(params)} kinds of weights lie in another way there: {names}"
     remarks = (
         USAGE,

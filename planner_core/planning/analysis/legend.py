@@ -44,7 +44,7 @@ SIMULATION_AGREES = 0.01
 """A simulation that is closer to a plan's time than this share agrees with it."""
 WIDE_GAP = 0.01
 """A gap from which on a reader is told how to close it."""
-MOST_NAMED = 3
+MAX_LISTED_WEIGHTS = 3
 """Weights that a sentence lists."""
 
 
@@ -158,8 +158,8 @@ def _describe_split_work(plan: Plan) -> str:
             if role in (DATA, SHARD) and isinstance(param.working[axis], Shard) and axis not in param.gathered
         ]
         if names:
-            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-            parts.append(f"{', '.join(names[:MOST_NAMED])}{more} along {plan.mesh.axis_names[axis]}")
+            more = f" and {len(names) - MAX_LISTED_WEIGHTS} more" if len(names) > MAX_LISTED_WEIGHTS else ""
+            parts.append(f"{', '.join(names[:MAX_LISTED_WEIGHTS])}{more} along {plan.mesh.axis_names[axis]}")
     return f"used in parts, as in tensor parallelism: {'; '.join(parts)}" if parts else ""
 
 

@@ -39,7 +39,7 @@ STEP_WORK = {
 }
 """What is done once a step, and a note on it."""
 ONE_MOVED = {Moved.WEIGHTS: "", Moved.COPIES: "the working copy of ", Moved.GRADIENTS: "the gradient of "}
-MOST_NAMES = 4
+MAX_MESSAGE_NAMES = 4
 """So many weights of a message are named."""
 
 
@@ -169,7 +169,7 @@ class _StepWords:
         if len(names) == 1:
             return f"{sent.kind} of {ONE_MOVED[sent.moved]}{names[0]}", size
         named = list(dict.fromkeys(names))
-        return f"{sent.kind} of {len(names)} {sent.moved.value}", f"{size}: {list_names(named, MOST_NAMES)}"
+        return f"{sent.kind} of {len(names)} {sent.moved.value}", f"{size}: {list_names(named, MAX_MESSAGE_NAMES)}"
 
     def _describe_size(self, sent: Message | BucketStage) -> str:
         mesh = self.plan.mesh

@@ -3,7 +3,7 @@
 The search minimises the GPU's own part of a step, which is a sum over operators. Where the host issues kernels more slowly than they
 run, the step is longer than that part, and the plan of the least work need not have the shortest step. So where the plan of the search
 waits, other plans of the request's space are priced whole: every layout that a team can state, and the plan of the least work on each
-mesh. An answer then takes at most NEARLY_LEAST longer than a layout of its space, of the numbers of micro-batches that are looked at.
+mesh. An answer then takes at most MAX_STEP_EXCESS longer than a layout of its space, of the numbers of micro-batches that are looked at.
 
 Example: GPT-2 XL with two samples a GPU on 16 GPUs. ZeRO-2 keeps the GPU busy for 83 ms and its host for 285, plain data parallelism
 the GPU for 117 ms and the host for 211.
@@ -64,7 +64,7 @@ from planner_core.search.algebra import Incumbent, PointAllowance, TooWide, best
 from planner_core.search.network import Problem, tensor_name
 
 WORD = "layouts whose GPU waits less for its host"
-NEARLY_LEAST = 0.005
+MAX_STEP_EXCESS = 0.005
 """A step that is longer than the host takes at least by this share is short enough: no other layout is looked at."""
 
 
@@ -112,7 +112,7 @@ def _take_shorter(planner: Planner, best: Incumbent[tuple[Planner, Plan]], repor
     # An allowance of its own: proofs of the plan that the search found must not change what is found here.
     looking = replace(planner, work=PointAllowance(planner.effort.request))
     enough_s = least_host_seconds(planner.graph, cost_model_of(best.solution[1]), planner.workload.accumulate)
-    enough_s *= 1 + NEARLY_LEAST
+    enough_s *= 1 + MAX_STEP_EXCESS
     if best.value <= enough_s:
         return
     # A tool's spaces are its layouts.

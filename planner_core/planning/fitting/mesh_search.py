@@ -61,11 +61,11 @@ EQUAL_VALUES_SHARE = 1e-9
 """Share by which two equal values may differ."""
 
 
-WIDE = 0.01
+MIN_WIDE_GAP = 0.01
 """A gap from which on plans that recompute all blocks alike are looked at too, also where no proof is asked for."""
 
 
-MOST_IN_VAIN = 4
+MAX_MESHES_IN_VAIN = 4
 """Meshes that are searched in vain before others are searched only if their plan of the least sum fits, or needs less. A proof searches
 all."""
 
@@ -226,7 +226,7 @@ def _is_searched_in_vain(planner: Planner, searched: SearchedMeshes) -> bool:
     of 27 meshes of Llama-3.1-405B on 100 000 GPUs. Their plans of the least memory hold 79 to 101 GB, and sums 51 to 60.
     """
     nothing_fits = searched.best.solution is None and searched.least_memory.solution is not None
-    return nothing_fits and searched.number >= MOST_IN_VAIN and planner.effort is not THOROUGH
+    return nothing_fits and searched.number >= MAX_MESHES_IN_VAIN and planner.effort is not THOROUGH
 
 
 def _best_without_gathers(
@@ -273,7 +273,7 @@ def _find_missed_plan(
     # A gap within ties cannot hold a better plan, so nothing was missed.
     if planner.workload.recompute != "auto" or below == math.inf or below <= bound * (1 + TIE):
         return None
-    if planner.effort is not THOROUGH and below <= bound * (1 + WIDE):
+    if planner.effort is not THOROUGH and below <= bound * (1 + MIN_WIDE_GAP):
         return None
     best: Plan | None = None
     objective, thorough = planner.objective(method), planner.effort is THOROUGH
@@ -284,7 +284,7 @@ def _find_missed_plan(
         other = with_recompute(planner, policy)
         # The lower the value that a search has to beat, the sooner it gives up, and the fewer plans it has seen that later searches mix.
         # Example: Llama-3-8B of two layers in 5 GB takes 66.34 ms if the limit is the value itself, else 66.27.
-        limit = math.inf if thorough else below * (1 + WIDE)
+        limit = math.inf if thorough else below * (1 + MIN_WIDE_GAP)
         ranked_alike, _ = _ranked_problems(other, options, method, report_progress, limit)
         searched = _search_in_order(other, ranked_alike, objective, report_progress, limit, prove=True, bounded=False)
         best_of_policy = searched.best.solution

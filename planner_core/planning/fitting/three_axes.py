@@ -37,15 +37,15 @@ from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner
 from planner_core.planning.request import Progress, Request
 
-FEW = 64
+MAX_GPUS_OF_TWO_AXES = 64
 """Number of GPUs up to which two axes are enough."""
-GAIN = 0.01
+MIN_STEP_GAIN = 0.01
 """A part of the cluster is told of if it saves more than this share of the step."""
-SAME = -1e-6
+REPEATED_WORK_GAIN = -1e-6
 """The share for a plan in which GPUs do the same work: a part that is as fast costs less."""
 PART_FACTORS = (1, 8, 32)
 """Parts of so many times the GPUs that do different work are looked at."""
-UNEVEN = 4
+MAX_AXIS_RATIO = 4
 """The second of the outer axes is at most so many times as long as the first."""
 
 
@@ -57,14 +57,14 @@ def meshes_of_three(planner: Planner, *, short: bool = False) -> list[DeviceMesh
     is_open = (
         request.mesh is None and request.tool is None and request.method == EXACT.name and request.objective == "time"
     )
-    if not is_open or (not short and (n <= FEW or planner.workload.graph_batch >= n)):
+    if not is_open or (not short and (n <= MAX_GPUS_OF_TWO_AXES or planner.workload.graph_batch >= n)):
         return []
     shapes = []
     for inner in (node, node // 2, *((node // 4,) if short else ())):
         if inner > 1 and n % inner == 0:
             # Example: 512 GPUs, inner 8, rest 64: 4 x 16 and 8 x 8. In 2 x 32 the second is 16 times as long, and 16 x 4 has it shorter.
             rest = n // inner
-            shapes += [(a, rest // a, inner) for a in divisors(rest)[1:-1] if a <= rest // a <= UNEVEN * a]
+            shapes += [(a, rest // a, inner) for a in divisors(rest)[1:-1] if a <= rest // a <= MAX_AXIS_RATIO * a]
     return [DeviceMesh(axis_names(3), sizes) for sizes in shapes]
 
 
@@ -103,7 +103,7 @@ def note_fewer_gpus(
     plan_by_part: dict[str, Plan] = {}
     timed = planner.request.method == EXACT.name and plan.objective == "time"
     repeats = replicated_gpus(plan) > 1
-    longest_s = plan.cost.step_time_s * (1 - (SAME if repeats else GAIN))
+    longest_s = plan.cost.step_time_s * (1 - (REPEATED_WORK_GAIN if repeats else MIN_STEP_GAIN))
     most = longest_s if timed else math.inf
     for gpus in sizes:
         part = _first_gpus(planner.cluster, gpus)

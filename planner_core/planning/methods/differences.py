@@ -9,7 +9,7 @@ from enum import Enum
 
 from planner_core.core import InputError, list_names, named_form
 
-MOST_MODULES = 6
+MAX_NAMED_MODULES = 6
 WHOLE_PLANS = named_form("torchrun")
 """The form that holds every plan, for a sentence."""
 
@@ -59,7 +59,7 @@ class CannotHold(InputError):
 
 def describe_modules(names: Iterable[str]) -> str:
     """Return names for people: numbers as `*`, doubles once, a few of many."""
-    return list_names(list(dict.fromkeys(map(star_numbers, names))), MOST_MODULES)
+    return list_names(list(dict.fromkeys(map(star_numbers, names))), MAX_NAMED_MODULES)
 
 
 def star_numbers(name: str) -> str:

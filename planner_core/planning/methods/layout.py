@@ -84,7 +84,7 @@ WHOLE_STAGES = (0, 1, 2)
 SHARDED = 3
 """The stage in which weights are sharded too."""
 EXAMPLE = "dp=2,fsdp=8,tp=4,sp"
-MOST_RANKS = 100_000
+MAX_DEGREE = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +386,7 @@ def _parse_choice(word: str, value: str, where: str) -> str | tuple[int, ...]:
 
 def _in_range(word: str, value: int) -> bool:
     # Stage 3 is one of context ranks alone; `_find_contradiction` judges it beside the other words.
-    return value in (*WHOLE_STAGES, 3) if word == "zero" else 1 <= value <= MOST_RANKS
+    return value in (*WHOLE_STAGES, 3) if word == "zero" else 1 <= value <= MAX_DEGREE
 
 
 def check_layout(layout: Layout, cluster: Cluster) -> None:

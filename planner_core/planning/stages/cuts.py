@@ -35,7 +35,7 @@ LEAST_MEMORY_NAME = "least memory with stages"
 """The name of a plan with stages that does not fit, where no plan does."""
 MAX_REPAIRS = 4
 """Searches of one cut, each with less memory than the one before."""
-MOST_ABOVE_WALK = 0.01
+MAX_EXCESS_OVER_WALK = 0.01
 """The first of them has more memory by this share while no plan fits: where the sum over pieces is above the walk of a cut, the cut may fit
 nevertheless."""
 
@@ -87,7 +87,7 @@ def plan_of_cut(
 ) -> Plan | None:
     """Return the plan of the best cut under these policies; None if it does not fit, or takes `limit` seconds. `even`: as `find_cut`."""
     # Each search that only finds a cut for the next one to repair takes as long, so where a plan is known they begin with what fits.
-    budget = planner.budget * (1 + MOST_ABOVE_WALK if limit == math.inf else 1)
+    budget = planner.budget * (1 + MAX_EXCESS_OVER_WALK if limit == math.inf else 1)
     for _ in range(MAX_REPAIRS):
         cut = find_cut(degrees, RangeCosts(policies, degrees.micro_batches, budget), limit, even)
         if cut is None:

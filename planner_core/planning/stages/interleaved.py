@@ -23,7 +23,7 @@ Cut = tuple[tuple[int, ...], tuple[PolicyMix, ...]]
 
 MAX_FOR_ALL, MAX_FOR_PAIRS = 24, 8
 """Stages of which each may give a copy to each, and of which two copies may move at once."""
-MOST_AT_ONCE = 1 / 8
+MAX_MOVED_SHARE = 1 / 8
 """The share of a stage's copies that may move at once."""
 
 
@@ -87,7 +87,7 @@ class _CopiesSearch:
         Stages of many copies give several at once first, so that the moves of a model of a thousand layers are not a hundred times those of
         a model of ten.
         """
-        at_once = int(copies.max() * MOST_AT_ONCE)
+        at_once = int(copies.max() * MAX_MOVED_SHARE)
         for number in [2**k for k in range(max(1, at_once.bit_length()))][::-1]:
             while (better := self._improve_once(copies, number)) is not None:
                 copies = better

@@ -51,7 +51,7 @@ from planner_core.planning.stages.degrees import (
 )
 from planner_core.planning.stages.estimates import DegreeEstimates, least_compute_s, least_host_s
 from planner_core.planning.stages.pieces import CopyPolicy, RangeCosts
-from planner_core.planning.stages.tool_forms import MOST_ZERO_OF_TOOLS, list_tool_degrees, may_deal_experts
+from planner_core.planning.stages.tool_forms import MAX_ZERO_OF_TOOLS, list_tool_degrees, may_deal_experts
 from planner_core.planning.stages.whole_models import STRONG_RECOMPUTATIONS, WholeModels
 from planner_core.search import check_bound
 from planner_core.search.algebra import best_first
@@ -59,7 +59,7 @@ from planner_core.search.algebra import best_first
 ZERO_STAGES = (1, 2, 3)
 """The ZeRO stages of plans with stages. Stage 2 scatters gradients and stage 3 gathers weights in every micro-batch, and stages need
 many micro-batches. So a higher one is searched only where the one before leaves too little memory for activations."""
-FEW_RANKS = 4
+MAX_RANKS_BY_SHARED_BOUND = 4
 """Up to so many ranks, the bound S of all ranks together is mostly above that of each rank."""
 MAX_SLOWDOWN = 1.15
 """Degrees are pruned if their estimate is this many times the best step with stages. Estimates are low, so where the best step is that of
@@ -123,7 +123,7 @@ class _StageSearch:
         self.min_compute_s = least_compute_s(best_of_one_stage) if best_of_one_stage else 0.0
         self.host_s = least_host_s(planner, best_of_one_stage) if best_of_one_stage else (0.0, 0.0)
         self.form = tool_stages(planner.request.tool)
-        highest = min(planner.workload.zero, MOST_ZERO_OF_TOOLS if self.form else max(ZERO_STAGES))
+        highest = min(planner.workload.zero, MAX_ZERO_OF_TOOLS if self.form else max(ZERO_STAGES))
         admitted = planner.request.zero_stages
         zero_stages = tuple(z for z in ZERO_STAGES if z <= highest and z in admitted) or (highest,)
         self.estimates = DegreeEstimates(planner, zero_stages, self.form)
@@ -241,7 +241,7 @@ class _StageSearch:
         """Return the bound that is mostly the higher one: of all ranks together where they are few, or of each rank."""
         # On 16 GPUs S is above the limit where the bound of each rank, which takes ten times as long, is 10 % below. On 8 ranks and more
         # of a 405 B model that bound is 13 to 24 % above S, since it counts the micro-batches in flight.
-        return self.rank_bound_s(d) if d.ranks > FEW_RANKS else self.shared_bound_s(d, self.limit)
+        return self.rank_bound_s(d) if d.ranks > MAX_RANKS_BY_SHARED_BOUND else self.shared_bound_s(d, self.limit)
 
     def shared_bound_s(self, d: PipelineDegrees, limit: float) -> float:
         """Optimistic seconds of a step by the bound S, which is searched as far as the `limit` needs."""

@@ -18,7 +18,7 @@ from planner_core.planning.methods import Inner, Layout, ToolStages
 from planner_core.planning.methods.legality import may_state
 from planner_core.planning.stages.degrees import MICRO_BATCH_SAMPLES, PipelineDegrees
 
-MOST_ZERO_OF_TOOLS = 1
+MAX_ZERO_OF_TOOLS = 1
 """The highest ZeRO stage of weights that run in stages: both tools send their traffic once a step."""
 
 

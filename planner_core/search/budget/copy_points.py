@@ -37,7 +37,7 @@ from planner_core.search.repeated_block import Chain, in_chain_states
 from planner_core.search.units.pruned_unit import PrunedUnit, prune_by_limit
 from planner_core.search.units.unit_points import sums_around
 
-FEW_SHARED = 24
+MAX_SHARED_AT_FIRST = 24
 """Shared states that are computed in the first attempt at the whole gap."""
 MAX_SHARED = 200
 """Shared states of one run that are compared to close a gap."""
@@ -101,7 +101,7 @@ class RunPoints:
             self.margin[np.argsort(least)[max(1, self.goal.sample_size // 4) :]] = np.inf
         states = self.states_within_limit
         uncomputed = [s for s in states if s not in self.chain.powers]
-        if len(states) > MAX_SHARED or (self.goal.gives_up_early and len(uncomputed) > FEW_SHARED):
+        if len(states) > MAX_SHARED or (self.goal.gives_up_early and len(uncomputed) > MAX_SHARED_AT_FIRST):
             raise TooManyPoints(f"{len(states)} states of shared tensors")
         for s in uncomputed:
             self.chain.compute_power(s)

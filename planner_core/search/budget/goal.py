@@ -15,7 +15,7 @@ from planner_core.search.objective import Objective
 from planner_core.search.units.tables import sum_tables
 from planner_core.search.units.unit_points import TimeSums
 
-FEW_POINTS = 20_000
+MAX_POINTS_AT_FIRST = 20_000
 """Points that are held at once in the first attempt at the whole gap."""
 
 
@@ -56,7 +56,11 @@ class Goal:
     def pruning(self) -> Pruning:
         """The pruning of points of whole units."""
         return Pruning(
-            self.limit, self.steps, FEW_POINTS if self.gives_up_early else MAX_POINTS, self.sample_size, self.points
+            self.limit,
+            self.steps,
+            MAX_POINTS_AT_FIRST if self.gives_up_early else MAX_POINTS,
+            self.sample_size,
+            self.points,
         )
 
     @property

@@ -15,7 +15,7 @@ from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import nodes
 from planner_core.core import Cluster, DeviceMesh, load_cluster
 from planner_core.cost.communication import AxisLink, axis_links, collective_time, wire_bytes
-from planner_core.planning import MOST_DOUBT
+from planner_core.planning import MAX_DOUBT
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def fastest_that_fits(learner: Learner, batch: int) -> GpuLayout | None:
 def with_ties(first: GpuLayout, others: Sequence[GpuLayout]) -> list[GpuLayout]:
     """Return `first` and those of `others` that no prediction tells from it, by the planner's rule for whole steps, which have the same compute
     on top."""
-    close = [o for o in others if o != first and first.seconds <= o.seconds <= (1 + MOST_DOUBT) * first.seconds]
+    close = [o for o in others if o != first and first.seconds <= o.seconds <= (1 + MAX_DOUBT) * first.seconds]
     return [first, *sorted(close, key=lambda o: o.seconds)]
 
 
@@ -155,14 +155,14 @@ def live(learner: Learner, values: Values) -> Live:
     facts = {
         "near": near,
         "far": far,
-        "a_tie": 1 / (1 + MOST_DOUBT) <= far.seconds / near.seconds <= 1 + MOST_DOUBT,
+        "a_tie": 1 / (1 + MAX_DOUBT) <= far.seconds / near.seconds <= 1 + MAX_DOUBT,
         "layouts": layouts,
         "cliff": cliff,
         "by_volume": by_volume,
         "by_time": by_time,
         "quickest": with_ties(by_time, can),
         "fitting": with_ties(fitting, [o for o in can if o.peak and o.peak <= room]) if fitting else [],
-        "doubt": MOST_DOUBT,
+        "doubt": MAX_DOUBT,
         "links": _largest_sum(cluster, grads),
         "one_node": len(given.cluster.levels) == 1,
     }

@@ -38,7 +38,7 @@ from planner_core.cost import (
     optimizer_bytes,
 )
 from planner_core.cost.communication import axis_links, collective_time
-from planner_core.planning import MOST_DOUBT, doubt_between
+from planner_core.planning import MAX_DOUBT, doubt_between
 from planner_core.planning.pricing import time_band
 
 REASONS = (WAITED, CONTENTION, NOT_HIDDEN, ENDS)
@@ -165,7 +165,7 @@ def live(learner: Learner, values: Values) -> Live:
         "comm_s": cost.comm_time_s,
         "exposed_s": sum(parts[why] for why in REASONS),
         "rate": {"kernels": gpu.bytes_per_s / 1e12, "sheet": gpu.memory_bytes_per_s / 1e12},
-        "most_doubt": MOST_DOUBT,
+        "most_doubt": MAX_DOUBT,
         "parts": parts,
         "update": update_bytes(case),
         "ways": _price_layouts(learner, tokens),

@@ -38,7 +38,7 @@ RANKS = 4
 """Ranks of the pipeline that is done by hand."""
 FORWARD, BACKWARD, WEIGHTS = 1.0, 2.0, 1.0
 """Turns of a whole rank's pass by hand: forward, backward, and the part of backward that makes gradients of weights."""
-MOST_STOPS = 24
+MAX_STOPS = 24
 FALLBACK_CLUSTER = "2x8-h100"
 """The cluster that stands in where ranks cannot share the learner's GPUs."""
 STAGED_CASE = "stages"
@@ -200,7 +200,7 @@ def pipeline_film(time: PipelineTime, *, flights: bool = False) -> Film:
     moves."""
     ranks = 1 + max(s.rank for s in time.spans)
     wide = (WIDTH - NAMES_WIDTH) / time.step_s
-    every = max(1.0, math.ceil(time.step_s / MOST_STOPS))
+    every = max(1.0, math.ceil(time.step_s / MAX_STOPS))
     stops = [every * k for k in range(math.ceil(time.step_s / every) + 1)]
     cells, moves = [], []
     for span in time.spans:

@@ -40,9 +40,9 @@ MAX_OPEN_GAP = 0.01
 """A baseline whose gap is wider than this share is searched for the mixtures of recomputation between two prices of memory."""
 MAX_GAP_POINTS = 40_000
 """Points that this search may form: some tenths of a second of one core, on each mesh that may still win."""
-NEARLY_CHOSEN = 0.02
+MAX_BASELINE_EXCESS = 0.02
 """A baseline that must take longer than the chosen plan by more than this share is not searched further: it leads no list."""
-NEARLY_LEAST = 1.05
+MAX_SHOWN_MEMORY_RATIO = 1.05
 """By what factor the sum of memory of a baseline that does not fit may be shown above the least, to be the layout that people run."""
 
 
@@ -260,7 +260,7 @@ class _BaselineSearch:
         with planner.clock("baselines"):
             # One search among the sums is enough, since nothing here has to fit: to meet a simulated peak took five.
             assert answer.smallest is not None
-            room = memory_bytes(answer.smallest) * NEARLY_LEAST
+            room = memory_bytes(answer.smallest) * MAX_SHOWN_MEMORY_RATIO
             near = search_within_budget(problem, budget=room, limits=UNPROVEN).assignment
         # A plan that does not fit is bounded in memory, not in time.
         shown = replace(answer, assignment=near or answer.smallest, bound=0.0)
@@ -322,7 +322,7 @@ def _best_answer(
         limits = SearchLimits(abandon_above=best.value, prove=False, max_open_gap=MAX_OPEN_GAP)
         answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", limits)
         if answer.assignment is not None and answer.bound < min(
-            answer.value / (1 + MAX_OPEN_GAP), chosen_s * (1 + NEARLY_CHOSEN)
+            answer.value / (1 + MAX_OPEN_GAP), chosen_s * (1 + MAX_BASELINE_EXCESS)
         ):
             limits = SearchLimits(best.value, points=PointAllowance(MAX_GAP_POINTS), max_open_gap=MAX_OPEN_GAP)
             answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", limits)

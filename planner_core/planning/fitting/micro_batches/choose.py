@@ -57,9 +57,9 @@ from planner_core.planning.planner import Planner, candidate_meshes
 from planner_core.planning.request import MOMENT, THOROUGH, Effort, Progress, Request
 from planner_core.search import TIE
 
-MOST_BETWEEN = 3
+MAX_NUMBERS_BETWEEN = 3
 """Numbers that the steps passed over and that are searched, where no proof is asked for."""
-NEAR_LEAST = 1.5
+MAX_STATES_RATIO = 1.5
 """A plan that does not fit is good enough if it takes at most so many times what evenly shared weights, gradients and states take."""
 
 
@@ -161,7 +161,7 @@ def search_one_axis(task: SearchTask, state: SearchState) -> bool:
     offer_first_plan(task, state, candidate.planner, plan)
     # Who asks for a proof gets the least memory of all plans. Evenly shared states bound every mesh and number.
     is_thorough = state.states_fit or task.numbers.first.effort is THOROUGH
-    if is_thorough or peak_bytes > NEAR_LEAST * least_state_bytes(candidate.planner):
+    if is_thorough or peak_bytes > MAX_STATES_RATIO * least_state_bytes(candidate.planner):
         return False
     state.searched.append(candidate)
     state.peak_bytes[candidate.micro_batches] = peak_bytes
@@ -208,7 +208,7 @@ def search_numbers_between(task: SearchTask, state: SearchState) -> str:
     """Search some of the numbers that the steps passed over, or all for a proof. Example: with 240 samples on 48 GPUs five may be best."""
     if state.best_fitting.solution is None or state.fitting_number is None:
         return "nothing fits, or no other number can win"
-    most = task.numbers.last if task.numbers.first.effort is THOROUGH else MOST_BETWEEN
+    most = task.numbers.last if task.numbers.first.effort is THOROUGH else MAX_NUMBERS_BETWEEN
     search_promising(task, state, order_by_ratio(divisors(task.numbers.last), state.fitting_number), most)
     return "those with about enough room"
 

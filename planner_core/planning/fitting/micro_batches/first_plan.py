@@ -7,9 +7,9 @@ from planner_core.planning.fitting.micro_batches.state import SearchState, Searc
 from planner_core.planning.fitting.shortage import least_state_bytes
 from planner_core.planning.planner import Planner
 
-GOOD_GAP = 0.4
+MAX_SHOWN_GAP = 0.4
 """A plan at most this share above its bound is shown before the other numbers are searched."""
-HARDLY_FITS = 0.99
+RARE_FIT_STATES_SHARE = 0.99
 """If evenly shared weights, gradients and states take more than this share of the budget, a plan that fits is rare."""
 
 
@@ -39,7 +39,7 @@ def is_good(plan: Plan) -> bool:
     if not plan.bound:
         return False
     is_narrowed = any(note.kind is NoteKind.SCOPE for note in plan.notes)
-    return is_narrowed or plan.cost.gpu_time_s <= plan.bound * (1 + GOOD_GAP)
+    return is_narrowed or plan.cost.gpu_time_s <= plan.bound * (1 + MAX_SHOWN_GAP)
 
 
 def states_hardly_fit(planner: Planner) -> bool:
@@ -48,4 +48,4 @@ def states_hardly_fit(planner: Planner) -> bool:
     Example: of 78.7 GB the states of Kolibri-1 take 78.1 on 16 H100, and what takes least of all plans, 80.3. To find that takes 33 s, and
     the first mesh 2 s.
     """
-    return least_state_bytes(planner) > HARDLY_FITS * planner.budget
+    return least_state_bytes(planner) > RARE_FIT_STATES_SHARE * planner.budget

@@ -27,7 +27,7 @@ from planner_core.planning.planner import Planner
 
 MIN_SHARE, MIN_BYTES = 0.02, 2**24
 """Tensors that are not in the planned memory are named from this share of a plan's peak on, and from so many bytes on."""
-MOST_FILLERS = 3
+MAX_FILLERS = 3
 FILLERS = {
     "params": "the weights",
     "optimizer": "the optimizer's states",
@@ -44,7 +44,7 @@ def describe_memory(plan: Plan, graph: Graph, budget: float | None) -> str:
     staged = plan.cost.pipeline is not None
     # The fullest stage is not one graph whose tensors have names, so the logits are among what its last stage keeps.
     sizes = _bytes_of_kinds(plan) if staged else _bytes_of_tensors(plan, graph)
-    most = sorted(sizes.items(), key=lambda part: -part[1])[:MOST_FILLERS]
+    most = sorted(sizes.items(), key=lambda part: -part[1])[:MAX_FILLERS]
     parts = [f"{_gib(size)} {'are ' if k == 0 else ''}{name}" for k, (name, size) in enumerate(most) if size]
     listed = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
     where = " of the fullest stage" if staged else ""

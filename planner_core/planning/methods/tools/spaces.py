@@ -19,7 +19,7 @@ from planner_core.planning.methods.tools.table import bounding_tool, find_tool
 
 LONG_TOKENS = 16_384
 """Samples of so many tokens, or fewer samples than GPUs, may be shared by context ranks."""
-MOST_SEARCHED_AXES = 2
+MAX_SEARCHED_AXES = 2
 """The mesh axes of a search that nothing bounds."""
 
 
@@ -53,7 +53,7 @@ def list_layouts(graph: Graph, batch: int, num_gpus: int) -> list[Layout]:
         kinds = tuple(CP_TYPES) if context > 1 else ("ring",)
         for tokens, experts, zero, kind in product((False, True)[: min(tensor, 2)], dealt, stages, kinds):
             layouts.append(Layout(replicas, shards, tensor, tokens, context, experts, zero, kind))
-    return [layout for layout in layouts if len(layout.degrees) <= MOST_SEARCHED_AXES]
+    return [layout for layout in layouts if len(layout.degrees) <= MAX_SEARCHED_AXES]
 
 
 def _are_long_or_few(seq: int, batch: int | None, num_gpus: int) -> bool:

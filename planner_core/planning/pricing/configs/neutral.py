@@ -12,7 +12,7 @@ from typing import Any
 
 from planner_core.core import Sentence, list_names, named, shorten_value
 
-MOST_FIELDS = 4
+MAX_NAMED_FIELDS = 4
 """A refusal names so many fields."""
 RISKY_WORDS = ("parallel", "shard", "replicate", "size", "offload", "stage", "seq", "checkpoint")
 DEGREE_WORDS = ("parallel", "shard", "replicate", "size", "stage")
@@ -70,6 +70,6 @@ def option_for(name: str) -> Sentence:
 def refusal_text(where: str, tool: str, risky: Iterable[tuple[str, Any]]) -> Sentence:
     """Return the sentence that refuses a file for these fields, with their values."""
     fields = list(risky)
-    shown = list_names([f"{name} {shorten_value(value)}" for name, value in fields], MOST_FIELDS)
+    shown = list_names([f"{name} {shorten_value(value)}" for name, value in fields], MAX_NAMED_FIELDS)
     options = Sentence.from_list("; ", dict.fromkeys(option_for(name) for name, _ in fields[:2]))
     return Sentence(f"{where} ({tool}): {shown} may change the layout or the memory, and cannot be read; ", options)
