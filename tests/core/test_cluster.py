@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -436,6 +437,35 @@ def test_a_rack_may_join_several_hosts() -> None:
 def test_a_host_that_levels_cut_is_refused(node: int) -> None:
     with pytest.raises(InputError, match=f"gpus_per_node is {node}, but the levels join 2, 8, 16 GPUs; give a number"):
         Cluster.from_json({**PAIRS, "gpus_per_node": node})
+    with pytest.raises(InputError, match=f"^gpus_per_node is {node}, but the levels join 2, 8, 16 GPUs"):
+        replace(Cluster.from_json(PAIRS), gpus_per_node=node)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "hosts"),
+    [
+        ((2, 4, 1), (1, 8)),
+        ((2, 2, 1), (1, 4)),
+        ((1, 3, 2), (2, 3)),
+        ((2, 4, 2), (2, 8)),
+        ((1, 1, 2), (2, 1)),
+        ((1, 1, 1), (1, 1)),
+    ],
+)
+def test_a_part_of_a_cluster_has_the_hosts_of_its_gpus(sizes: tuple[int, ...], hosts: tuple[int, int]) -> None:
+    """Four of the GPUs of a host of eight stated half a host, and computed faster than four GPUs alone."""
+    part = Cluster.from_json({**PAIRS, "gpus_per_node": 8}).part(*sizes)
+    assert (part.num_nodes, part.node_gpus) == hosts and part.num_gpus == math.prod(sizes)
+    assert part.is_one_node == (hosts[0] == 1)
+    assert all(part.is_inside(i) == (level.name != "IB") for i, level in enumerate(part.levels))
+    assert Cluster.from_json(PAIRS).part(*sizes).gpus_per_node is None
+
+
+@pytest.mark.parametrize(("gpus", "hosts"), [(2, (1, 2)), (4, (1, 4)), (6, (3, 2)), (8, (2, 4))])
+def test_a_part_of_a_rack_has_even_hosts(gpus: int, hosts: tuple[int, int]) -> None:
+    level = {"name": "NVLink", "size": 64, "unit_gb_per_s": 450}
+    part = Cluster.from_json({"gpu": "h100-sxm", "levels": [level], "gpus_per_node": 4}).part(gpus)
+    assert (part.num_nodes, part.node_gpus) == hosts and part.is_one_node
 
 
 def test_nodes_of_several_levels_are_not_resized_by_name(tmp_path: Path) -> None:

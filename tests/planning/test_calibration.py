@@ -181,6 +181,38 @@ def test_timings_made_with_other_constants_are_met() -> None:
     assert made.gpu.collectives.outer_efficiency == pytest.approx(0.6, rel=0.05)
 
 
+@pytest.mark.parametrize(("ranks", "nodes"), [(4, 2), (2, 2), (16, 2), (4, 1)])
+def test_a_cluster_that_states_its_hosts_has_the_same_network(ranks: int, nodes: int) -> None:
+    """Of 64x8-h100, four ranks on two nodes were priced as four in one node: 17.8 us for 115.5."""
+    seconds = []
+    for name in ("2x8-h100", "64x8-h100"):
+        cluster = load_cluster(name)
+        assert cluster.gpu.collectives is not None
+        link = axis_links(*_sub_cluster(cluster, cluster.gpu.collectives, ranks, nodes))[0]
+        seconds.append([collective_time("all_reduce", size, link)[0] for size in (1e4, 1e6, 1e8)])
+    assert seconds[0] == seconds[1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "gpus_per_node", "ranks", "nodes", "network"),
+    [((2, 4, 2), 8, 8, 1, False), ((2, 4, 2), 8, 8, 2, True), ((64, 2), 4, 8, 2, False), ((64, 2), 4, 128, 32, True)],
+)
+def test_links_are_fitted_as_a_host_has_them(
+    sizes: tuple[int, ...], gpus_per_node: int, ranks: int, nodes: int, network: bool
+) -> None:
+    """PCIe between the pairs of a host was fitted as the network, and two hosts of a rack as if the network joined them."""
+    levels = [{"name": f"level {i}", "size": size, "unit_gb_per_s": 50} for i, size in enumerate(sizes)]
+    cluster = load_cluster({"gpu": "h100-sxm", "levels": levels, "gpus_per_node": gpus_per_node})
+    measured = cluster.gpu.collectives
+    assert measured is not None
+    part, mesh = _sub_cluster(cluster, measured, ranks, nodes)
+    (link,) = axis_links(part, mesh)
+    assert part.num_gpus == ranks
+    assert any(not stage.inside for stage in link.stages) == network
+    assert {stage.latency_s for stage in link.stages if stage.inside} <= {measured.hop_s}
+    assert {stage.latency_s for stage in link.stages if not stage.inside} <= {measured.ring_hop_s}
+
+
 def test_collectives_over_nodes_need_a_cluster_of_nodes() -> None:
     one = load_cluster("1x8-h100")
     with pytest.raises(InputError, match="is one node, but collectives over several were timed"):

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import Plan
+import planner_core as shardscope
+from planner_core.core import Plan, load_cluster
 from planner_core.planning import choose_mesh
 from planner_core.planning.fitting import three_axes
-from planner_core.planning.fitting.three_axes import meshes_of_three, with_third_axis
+from planner_core.planning.fitting.three_axes import _first_gpus, meshes_of_three, with_third_axis
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
 from planner_core.verification.fake.group import verify_fake
@@ -53,6 +54,18 @@ def test_few_gpus_are_searched_on_three_axes_if_two_do_not_fit() -> None:
 def test_where_two_axes_are_enough_there_are_none(changes: dict[str, object]) -> None:
     """On 64 GPUs; where every GPU has a sample; and where the user said what to search."""
     assert sizes(replace(FEW_SAMPLES, **changes)) == []  # type: ignore[arg-type]
+
+
+def test_a_part_of_a_cluster_computes_as_its_gpus_alone() -> None:
+    """Four GPUs of a cluster that states its hosts counted as half a node, and no straggler made them faster than they are."""
+    costs = []
+    for cluster in (_first_gpus(load_cluster("64x8-h100"), 4), load_cluster("1x8-h100:gpus=4")):
+        assert cluster is not None
+        plan = shardscope.price(
+            "llama-3-8b", cluster=cluster, layout="fsdp=4", micro_batch=1, accumulate=1, layers=1, advise=False
+        ).plan
+        costs.append((plan.cost.compute_time_s, plan.cost.step_time_s))
+    assert costs[0] == costs[1]
 
 
 def test_it_wins_where_gpus_share_samples() -> None:

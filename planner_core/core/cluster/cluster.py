@@ -73,6 +73,15 @@ class Cluster:
     description: str = ""
     gpus_per_node: int | None = None
 
+    def __post_init__(self) -> None:
+        """Raise InputError for hosts that the levels cut unevenly."""
+        node, units = self.gpus_per_node, [self.unit_gpus(i + 1) for i in range(len(self.levels))]
+        if node and (node > self.num_gpus or any(unit % node and node % unit for unit in units)):
+            raise InputError(
+                f"gpus_per_node is {node}, but the levels join {', '.join(map(str, units))} GPUs; give a number that divides each of "
+                "these or is a multiple of it"
+            )
+
     @property
     def num_gpus(self) -> int:
         """Product of the level sizes."""
@@ -91,6 +100,11 @@ class Cluster:
     def num_nodes(self) -> int:
         """Number of hosts."""
         return self.num_gpus // self.node_gpus
+
+    @property
+    def near_gpus(self) -> int:
+        """GPUs that talk to each other without the network between nodes: those of a host, or of level 0 where it joins several hosts."""
+        return max(self.node_gpus, self.levels[0].size)
 
     def is_inside(self, level: int) -> bool:
         """Return whether the links of a level join GPUs without the network between nodes, as those of level 0 do."""
@@ -115,6 +129,19 @@ class Cluster:
         levels = zip(self.levels, sizes, strict=False)
         return replace(self, levels=tuple(replace(level, size=n) for level, n in levels), gpus_per_node=None)
 
+    def part(self, *sizes: int) -> Cluster:
+        """Return the first GPUs of the cluster: so many units of each level, the innermost first. Levels of one unit have no links, and are
+        left out above the innermost."""
+        host, unit = 1, 1
+        for level, size in zip(self.levels, sizes, strict=False):
+            # Example: of hosts of 4 in a rack of 64, a part of 2 GPUs is in one host, and one of 6 has even hosts of 2.
+            of_host = max(1, self.node_gpus // unit)
+            host *= size if size <= min(of_host, level.size) else math.gcd(size, of_host, level.size)
+            unit *= level.size
+        levels = [replace(level, size=n) for level, n in zip(self.levels, sizes, strict=False)]
+        kept = (levels[0], *(level for level in levels[1:] if level.size > 1))
+        return replace(self, levels=kept, gpus_per_node=self.gpus_per_node and host)
+
     def _scale_levels(self, field: str, factor: float, level: int | None) -> Cluster:
         if not (math.isfinite(factor) and factor > 0):
             raise InputError(f"a link cannot be scaled by {factor}; give a positive factor such as 2")
@@ -127,7 +154,7 @@ class Cluster:
     @property
     def is_one_node(self) -> bool:
         """Whether all GPUs are in one node, so that no message leaves it."""
-        return self.num_gpus <= max(self.node_gpus, self.levels[0].size)
+        return self.num_gpus <= self.near_gpus
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that does not refer to other files: `Cluster.from_json(c.to_json()) == c`."""
@@ -170,7 +197,10 @@ def _cluster_from_json(data: Mapping[str, Any], where: str, name: str) -> Cluste
         _level_from_json(row, i, i == 0 or unit <= (node or 0), gpu, where)
         for i, (row, unit) in enumerate(zip(data["levels"], units, strict=True))
     )
-    cluster = Cluster(data.get("name", name), gpu, levels, data.get("description", ""), node)
+    try:
+        cluster = Cluster(data.get("name", name), gpu, levels, data.get("description", ""), node)
+    except InputError as error:
+        raise InputError(f"{where}: ", error.sentence) from None
     sizes = "×".join(str(level.size) for level in levels)
     if cluster.num_gpus > MAX_GPUS:
         raise InputError(
@@ -179,12 +209,6 @@ def _cluster_from_json(data: Mapping[str, Any], where: str, name: str) -> Cluste
     if data.get("num_gpus", cluster.num_gpus) != cluster.num_gpus:
         raise InputError(
             f"{where}: num_gpus is {data['num_gpus']}, but level sizes {sizes} make {cluster.num_gpus}; change one or leave num_gpus out"
-        )
-    uneven = next((unit for unit in units if node and unit % node and node % unit), None)
-    if node and (uneven or node > cluster.num_gpus):
-        raise InputError(
-            f"{where}: gpus_per_node is {node}, but the levels join {', '.join(map(str, units))} GPUs; give a number that divides each of "
-            "these or is a multiple of it"
         )
     return cluster
 
@@ -338,8 +362,8 @@ def _apply_changes(name: str, changes: str) -> Cluster:
     speed = numbers.get("inter", link.unit_bytes_per_s / 1e9) * 1e9
     # A level of one unit has no links. It is left out, so that no price meets a group of one.
     levels = (inner, replace(link, size=nodes, unit_bytes_per_s=speed), *outer[1:]) if nodes > 1 else (inner,)
-    changed = replace(cluster, name=f"{cluster.name}:{changes}", levels=levels, description="")
-    changed = replace(changed, gpus_per_node=inner.size) if cluster.gpus_per_node and "gpus" in numbers else changed
+    node = inner.size if cluster.gpus_per_node and "gpus" in numbers else cluster.gpus_per_node
+    changed = replace(cluster, name=f"{cluster.name}:{changes}", levels=levels, description="", gpus_per_node=node)
     if changed.num_gpus > MAX_GPUS:
         raise InputError(f"{where}: makes {changed.num_gpus} GPUs; at most {MAX_GPUS} can be planned")
     return changed

@@ -172,11 +172,9 @@ def _best_below(
 
 def _first_gpus(cluster: Cluster, gpus: int) -> Cluster | None:
     """Return the cluster of the first `gpus` GPUs, if they fill whole units of each level."""
-    levels, rest = [], gpus
+    sizes, rest = [], gpus
     for level in cluster.levels:
         size = max(d for d in divisors(rest) if d <= level.size)
         rest //= size
-        levels += [replace(level, size=size)] if size > 1 else []
-    # A cluster of one GPU has one level, of one.
-    levels = levels or [replace(cluster.levels[0], size=1)]
-    return replace(cluster, levels=tuple(levels)) if rest == 1 else None
+        sizes.append(size)
+    return cluster.part(*sizes) if rest == 1 else None

@@ -146,4 +146,4 @@ def _kind_of_run(plan: Plan, cluster: Cluster) -> str:
 
 
 def _within_node(mesh: DeviceMesh, axis: int, cluster: Cluster) -> bool:
-    return mesh.stride(axis) * mesh.axis_sizes[axis] <= max(cluster.node_gpus, cluster.levels[0].size)
+    return mesh.stride(axis) * mesh.axis_sizes[axis] <= cluster.near_gpus

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
@@ -98,15 +97,14 @@ def best_mesh(layer: Layer, n: int, b1: float, b2: float) -> tuple[int, int]:
 
 def take_neighbours(cluster: Cluster, n: int) -> Cluster | None:
     """Return `n` neighbouring GPUs of the cluster, or of one with more of its nodes; None where they do not divide evenly."""
-    levels, left = [], n
+    sizes, left = [], n
     for i, level in enumerate(cluster.levels):
         size = left if i == len(cluster.levels) - 1 and i else min(level.size, left)
         if left % size:
             return None
         left //= size
-        levels.append(replace(level, size=size))
-    real_levels = tuple(level for level in levels if level.size > 1)
-    return replace(cluster, levels=real_levels) if left == 1 else None
+        sizes.append(size)
+    return cluster.part(*sizes) if left == 1 else None
 
 
 def links_s(layer: Layer, tokens: int, mesh: tuple[int, int], cluster: Cluster) -> float:

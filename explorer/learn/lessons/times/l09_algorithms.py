@@ -34,7 +34,8 @@ def node_link(cluster: Cluster, n: int) -> AxisLink:
 
 def take_nodes(cluster: Cluster, n: int) -> Cluster:
     """Return `n` nodes of the cluster, on its outermost links."""
-    return replace(cluster, levels=(cluster.levels[0], replace(cluster.levels[-1], size=n)))
+    levels = (cluster.levels[0], replace(cluster.levels[-1], size=n))
+    return replace(cluster, levels=levels, gpus_per_node=None)
 
 
 def hop_seconds(link: AxisLink) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from planner_core.core import Cluster, Collectives, DeviceMesh, Gpu, InputError, Level, load_cluster, named
+from planner_core.core import Cluster, Collectives, DeviceMesh, Gpu, InputError, Level, divisors, load_cluster, named
 from planner_core.cost import Floats
 from planner_core.cost.communication import axis_links, collective_time
 from planner_core.cost.compute import product_seconds
@@ -52,17 +52,18 @@ def fit_collectives(cluster: Cluster, rows: Sequence[Collective], source: str) -
     nominal = cluster.gpu.collectives
     if nominal is None:
         raise InputError(f"{cluster.gpu.name} has no constants of collectives to start from; start from e.g. h100-sxm")
+    groups = sorted({(r.ranks, r.nodes) for r in rows})
+    outside = {(ranks, nodes): _split_ranks(cluster, ranks, nodes)[1] for ranks, nodes in groups}
     names = (
         NODE_CONSTANTS
-        if all(r.nodes == 1 for r in rows)
+        if all(units == 1 for units in outside.values())
         else NETWORK_CONSTANTS
-        if all(r.nodes == r.ranks for r in rows)
+        if all(units == ranks for (ranks, _), units in outside.items())
         else (*NODE_CONSTANTS, *NETWORK_CONSTANTS)
     )
     # Constants that no timing depends on are not fitted: one node says nothing about the network, one GPU a node nothing about the node.
     start = {name: value for name, value in asdict(nominal).items() if name in names and value > 0}
-    groups = sorted({(r.ranks, r.nodes) for r in rows})
-    if any(nodes > 1 for _, nodes in groups) and len(cluster.levels) < 2:
+    if any(units > 1 for units in outside.values()) and cluster.is_one_node:
         raise InputError(
             f"{cluster.name} is one node, but collectives over several were timed; give ",
             named("cluster"),
@@ -84,21 +85,33 @@ def replace_gpu(cluster: Cluster, gpu: Gpu) -> Cluster:
     c = gpu.collectives
     if c is None:
         return replace(cluster, gpu=gpu)
-    inner = replace(cluster.levels[0], latency_s=c.hop_s, tree_latency_s=c.hop_s, efficiency=c.efficiency)
-    outer = [
-        replace(level, latency_s=c.ring_hop_s, tree_latency_s=c.tree_hop_s, efficiency=c.outer_efficiency)
-        for level in cluster.levels[1:]
-    ]
-    return replace(cluster, gpu=gpu, levels=(inner, *outer))
+    inside, network = (c.hop_s, c.hop_s, c.efficiency), (c.ring_hop_s, c.tree_hop_s, c.outer_efficiency)
+    figures = [inside if cluster.is_inside(i) else network for i in range(len(cluster.levels))]
+    levels = tuple(
+        replace(level, latency_s=ring, tree_latency_s=tree, efficiency=efficiency)
+        for level, (ring, tree, efficiency) in zip(cluster.levels, figures, strict=True)
+    )
+    return replace(cluster, gpu=gpu, levels=levels)
+
+
+def _split_ranks(cluster: Cluster, ranks: int, nodes: int) -> tuple[int, int]:
+    """Return the measured ranks that talk without the network between nodes, and the number of such groups. A rack joins several nodes."""
+    joined = max(n for n in divisors(nodes) if n <= cluster.near_gpus // cluster.node_gpus)
+    return ranks // nodes * joined, nodes // joined
 
 
 def _sub_cluster(cluster: Cluster, constants: Collectives, ranks: int, nodes: int) -> tuple[Cluster, DeviceMesh]:
     """Return a cluster and mesh of the measured number of ranks, whose links have these constants."""
-    levels = [replace(cluster.levels[0], size=ranks // nodes)]
-    if nodes > 1:
-        levels.append(replace(cluster.levels[1], size=nodes))
-    part = replace_gpu(replace(cluster, levels=tuple(levels)), replace(cluster.gpu, collectives=constants))
-    return part, DeviceMesh(("world",), (ranks,))
+    inside, outside = _split_ranks(cluster, ranks, nodes)
+    last = max(filter(cluster.is_inside, range(len(cluster.levels))))
+    sizes, left = [], inside
+    for level in cluster.levels[:last]:
+        sizes.append(max(n for n in divisors(left) if n <= level.size))
+        left //= sizes[-1]
+    sizes += [left, outside] if outside > 1 else [left]
+    levels = tuple(replace(level, size=size) for level, size in zip(cluster.levels, sizes, strict=False))
+    part = replace(cluster, levels=levels, gpus_per_node=cluster.gpus_per_node and inside)
+    return replace_gpu(part, replace(cluster.gpu, collectives=constants)), DeviceMesh(("world",), (ranks,))
 
 
 def fit_products(gpu: Gpu, rows: Sequence[Product], source: str, hot: float = HOT_FACTOR) -> Calibration:
