@@ -367,6 +367,40 @@ def test_no_decision_reads_a_sentence(root: Path, place: Path) -> None:
     assert not {name: reads for name, reads in found.items() if reads}
 
 
+SPLITTERS = {"partition", "rpartition", "split", "rsplit", "find", "rfind", "index", "rindex"}
+SITES = {"name", "site", "scope", "prefix", "path"}
+
+
+def has_mark(node: ast.expr | None) -> bool:
+    """Whether a literal has a mark of a call site: `@` before the number of a module call, or `/` alone before the function."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and ("@" in node.value or node.value == "/")
+
+
+def handmade_sites(tree: ast.AST) -> list[str]:
+    """Where code takes the text of a call site or of its scope apart, or puts one together."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and any(map(has_mark, node.args)):
+            by_pattern = ast.unparse(node.func.value) == "re" and any(last_name(x) in SITES for x in node.args)
+            if by_pattern or (node.func.attr in SPLITTERS and last_name(node.func.value) in SITES):
+                found.append(ast.unparse(node))
+        if isinstance(node, ast.Compare) and has_mark(node.left) and last_name(node.comparators[0]) in SITES:
+            found.append(ast.unparse(node))
+        if isinstance(node, ast.JoinedStr):
+            pairs = zip(node.values, node.values[1:], strict=False)
+            after = [b for a, b in pairs if isinstance(a, ast.FormattedValue) and last_name(a.value) in SITES]
+            found += [ast.unparse(node) for b in after if has_mark(b)]
+    return found
+
+
+@pytest.mark.parametrize(("root", "place"), each, ids=ids)
+def test_call_sites_are_parsed_and_written_in_one_module(root: Path, place: Path) -> None:
+    """A call site has fields: `core.CallSite` alone knows how its text is put together."""
+    modules = (path for path in sources(place) if path != CORE / "core" / "graph.py")
+    found = {path.name: handmade_sites(ast.parse(path.read_text(encoding="utf-8"))) for path in modules}
+    assert not {name: places for name, places in found.items() if places}
+
+
 def test_these_rules_see_a_breach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken on purpose: an upward import, a reach into a package, torch in a function, and a foreign host are all noticed."""
     root = tmp_path / "planner_core"
@@ -391,5 +425,8 @@ def test_these_rules_see_a_breach(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "x = 'best found' in note or plan.notes[0].startswith(TIE) or str(note).partition(': ') or note in plan.notes"
     )
     assert len(read_sentences(ast.parse(reads))) == 3
+    sites = """x = op.name.rpartition("/")[0], path[-1].partition("@"), re.sub(r"@[0-9]+", "", c.prefix), "@" in scope
+y = f"{frame.scope}/{fn}", f"{scope}@{count}", key.rpartition("/"), f"{folder}/{name}", path.rpartition(".")"""
+    assert len(handmade_sites(ast.parse(sites))) == 6
     assert HOST.findall('src="https://cdn.example.com/x.js"') and HOST.findall('"//unpkg.com/x"')
     assert not HOST.findall("http://www.w3.org/2000/svg http://localhost:8501 a // b")

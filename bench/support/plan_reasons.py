@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core import Op, Plan, glob_name, placements_by_pattern
+from planner_core.core import Op, Plan, glob_name, join_name, placements_by_pattern
 from planner_core.ops import CoarseBlock, CoarseGraph, Group, block_strategies
 from planner_core.planning import Planner
 from planner_core.planning.planner import Networks
@@ -32,8 +32,7 @@ def _count_collectives(plan: Plan) -> Counter[str]:
                 for phase, steps in (("forward", edge.forward), ("backward", edge.backward)):
                     for step in steps:
                         if step.collective:
-                            name = f"{where}.{site}".strip(".") if not site.startswith("/") else where + site
-                            counts[f"{step.collective} {phase} at {name}"] += len(part.prefixes)
+                            counts[f"{step.collective} {phase} at {join_name(where, site)}"] += len(part.prefixes)
     return counts
 
 

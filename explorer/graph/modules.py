@@ -52,14 +52,14 @@ def _is_group(coarse: CoarseBlock, key: int) -> bool:
 def _module_heads(coarse: CoarseBlock) -> dict[int, int]:
     """Return for each node the first node of its module, if the module has weights of its own; else the node itself."""
     block = coarse.block
-    owners = {_module_path(op) for g in coarse.groups for op in block.ops_at(g.items) if block.parameters_of(op)} - {""}
+    owners = {op.site.scope for g in coarse.groups for op in block.ops_at(g.items) if block.parameters_of(op)} - {""}
     first: dict[str, int] = {}
     home = {}
     for key, node in enumerate(coarse.nodes):
         home[key] = key
         if (
             isinstance(node, Group)
-            and (scope := _module_path(_lead_op(block, node))) in owners
+            and (scope := _lead_op(block, node).site.scope) in owners
             and not _stands_alone(block, node)
         ):
             home[key] = first.setdefault(scope, key)
@@ -142,7 +142,3 @@ def _node_items(block: Block, node: Group | int) -> tuple[Op | Call, ...]:
 def _lead_op(block: Block, group: Group) -> Op:
     ops = block.ops_at(group.items)
     return next((op for op in ops if op.name == group.name), ops[-1])
-
-
-def _module_path(op: Op) -> str:
-    return op.name.rpartition("/")[0]

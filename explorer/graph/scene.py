@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from explorer.graph.layered import Box, layout_graph, text_width
 from explorer.text import units
-from planner_core.core import Block, Call, Op, TensorMeta, glob_name
+from planner_core.core import Block, Call, Op, TensorMeta, glob_name, module_path
 from planner_core.cost.compute import op_work
 from planner_core.ops import CoarseBlock, CoarseGraph, Group, Kind, is_heavy, operator, rows
 from planner_core.search.network import Run, find_runs
@@ -205,7 +205,7 @@ def _distinguish_names(nodes: list[Node]) -> list[Node]:
 
 
 def _qualified_name(node: Node) -> str:
-    path = node.ops[0].name.rpartition("/")[0].split(".")
+    path = node.ops[0].site.scope.split(".")
     return ".".join(path[-2:]) if path[-1] == node.name else node.name
 
 
@@ -264,14 +264,14 @@ def _group_node(scope: str, block: Block, group: Group) -> Node:
 
 def _module_of(lead: Op) -> str:
     """Return where the op is in the block's code, and the class: `self_attn.q_proj (Linear)`."""
-    path = lead.name.rpartition("/")[0]
+    path = lead.site.scope
     return f"{path} ({lead.module})" if path and lead.module else path or lead.module
 
 
 def _name_and_subtitle(lead: Op, has_weight: bool, out: TensorMeta) -> tuple[str, str]:
     """Return a node's name (its module if it has a weight, else what it does), and below it the other and the shape."""
-    path = lead.name.rpartition("/")[0].split(".")
-    module = path[-1].partition("@")[0]
+    path = lead.site.scope.split(".")
+    module = module_path(path[-1])
     if module.isdecimal() and len(path) > 1:
         module = f"{path[-2]}.{module}"
     verb = operator(lead.fn).plain_title

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, TypedDict
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 Attr: TypeAlias = int | float | str | bool | tuple["Attr", ...] | None
 ValueKind: TypeAlias = Literal["activation", "parameter", "constant"]
@@ -82,13 +84,69 @@ class Value:
     computed: bool = False
 
 
+def nth_call(scope: str, number: int) -> str:
+    """Return the scope of a later call of a module: `stack@1` is the second call of `stack`, and its first call is number 0."""
+    return f"{scope}@{number}" if number else scope
+
+
+def is_later_call(scope: str) -> bool:
+    """Return whether a scope is a later call of a module, or lies in one."""
+    return "@" in scope
+
+
+def module_path(scope: str) -> str:
+    """Return the path of the module that a scope is a call of: `stack.0` for `stack@1.0`."""
+    return re.sub(r"@\d+", "", scope)
+
+
+class CallSite(NamedTuple):
+    """The place of one call of a function in a model: `scope/fn`, and `scope/fn.n` for the n-th repetition in one call of the module.
+
+    `scope` is the path of the module call, with the numbers of later calls (`stack@1.0`), and empty for the model itself. A graph and a
+    plan hold sites as text; text is parsed and written here alone.
+    """
+
+    scope: str
+    fn: str
+    number: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> CallSite:
+        """Return the site of a text, as `stack@1.0/linear.2`. No text fails."""
+        return _parse_site(text)
+
+    @property
+    def module(self) -> str:
+        """The path of the module, whichever of its calls this is."""
+        return module_path(self.scope)
+
+    @property
+    def call(self) -> str:
+        """The function and its number, as in the text: `linear.2`."""
+        return f"{self.fn}.{self.number}" if self.number else self.fn
+
+    def __str__(self) -> str:
+        return f"{self.scope}/{self.call}"
+
+
+@lru_cache(maxsize=4096)
+def _parse_site(text: str) -> CallSite:
+    scope, _, call = text.rpartition("/")
+    fn, _, number = call.rpartition(".")
+    return CallSite(scope, fn, int(number)) if fn and number.isdecimal() else CallSite(scope, call)
+
+
+def is_within(site: str, scope: str) -> bool:
+    """Return whether a call site lies in the module call `scope`. A call of a module outside of it does not."""
+    return not scope or site.startswith((scope + ".", scope + "/"))
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One torch function call.
 
-    `name` is the *call site*, by which it is found again in a running model: `module.path/function.n` is the n-th call of this
-    function in this call of the module (n is left out for the first). `inputs` are the tensor operands, in order of the call.
-    `attrs` are the other arguments that matter for sharding. `saved` are the values whose storage autograd keeps for backward.
+    `name` is the text of its call site, by which it is found again in a running model. `inputs` are the tensor operands, in order of
+    the call. `attrs` are the other arguments that matter for sharding. `saved` are the values whose storage autograd keeps for backward.
     `saved_extra` are kept tensors that are not values of the graph (the log-sum-exp, for example).
     """
 
@@ -100,6 +158,11 @@ class Op:
     module: str = ""
     saved: tuple[int, ...] = ()
     saved_extra: tuple[TensorMeta, ...] = ()
+
+    @property
+    def site(self) -> CallSite:
+        """Its call site."""
+        return CallSite.parse(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +219,8 @@ class Block:
         return tuple(v for i in op.inputs if (v := self.values[i]).kind == "parameter")
 
 
+STANDIN_SCOPE = "loss"
+"""The scope of the operators of a stand-in loss, which no module of the model calls."""
 STANDIN_LOSS = "stand-in: mean of the output to the fourth power, in float32"
 """The name of the loss of a model that returns none, in a graph and in the model of a plan."""
 

@@ -12,12 +12,10 @@ axes are `shard_outer` and `shard_inner`, for names must differ.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 
-from planner_core.core import BlockPlan, DeviceMesh, P, Plan, Shard, SitePlan
+from planner_core.core import BlockPlan, CallSite, DeviceMesh, P, Plan, Shard, SitePlan
 from planner_core.ops import Kind, operator
 
 DATA, SHARD, TENSOR, CONTEXT, EXPERT, IDLE = "data", "shard", "tensor", "context", "expert", "idle"
@@ -127,15 +125,9 @@ def _weights_used_in_shards(blocks: Mapping[str, BlockPlan], axis: int) -> Itera
 def _sites_of_kind(block: BlockPlan, kind: Kind) -> Iterator[tuple[str, SitePlan]]:
     """Yield the operators of a kind, each with the module that calls it: `mlp.experts/moe_experts.1` is called by `mlp.experts`."""
     for name, site in block.sites.items():
-        of, module = _kind_and_module(name)
-        if of is kind:
-            yield module, site
-
-
-@lru_cache(maxsize=4096)
-def _kind_and_module(site: str) -> tuple[Kind, str]:
-    module, _, fn = site.rpartition("/")
-    return operator(re.sub(r"\.\d+$", "", fn)).kind, re.sub(r"@\d+", "", module)
+        called = CallSite.parse(name)
+        if operator(called.fn).kind is kind:
+            yield called.module, site
 
 
 def _weight_role(blocks: Mapping[str, BlockPlan], axis: int) -> str:

@@ -12,6 +12,7 @@ from planner_core.core import (
     PASSES,
     Block,
     BlockPlan,
+    CallSite,
     CollectiveKind,
     Edge,
     Graph,
@@ -82,7 +83,7 @@ class Message:
     def what(self) -> str:
         """What it moves, in words: `operand 0`, `gradient of mlp.up_proj.weight`, `working copy`."""
         if self.source is MessageSource.INSIDE:
-            return f"inside {self.site.rpartition('/')[2]}"
+            return f"inside {CallSite.parse(self.site).call}"
         if self.category == ONCE:
             return "gradient" if self.gradient else "working copy"
         tensor = self.weight if self.source is MessageSource.WEIGHT else f"{self.source.value} {self.position}"

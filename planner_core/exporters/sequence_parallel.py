@@ -14,10 +14,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from planner_core.core import Plan, Shard, VerificationFailed, join_name
+from planner_core.core import CallSite, Plan, Shard, VerificationFailed, join_name
 from planner_core.models.sources import build_from_config, make_training_inputs
 from planner_core.planning import shrink_config
-from planner_core.planning.methods import TpLayout, split_site, star_numbers
+from planner_core.planning.methods import TpLayout, star_numbers
 from planner_core.runtime import initializer
 from planner_core.runtime.program import fake_store
 from planner_core.verification import RankFailed, materialise, run_ranks
@@ -41,16 +41,16 @@ def token_styles(plan: Plan, layout: TpLayout) -> dict[str, str]:
     styles: dict[str, str] = {}
     for block in plan.blocks.values():
         for name, site in block.sites.items():
-            scope, fn = split_site(name)
-            full = join_name(block.prefixes[0], scope)
+            called = CallSite.parse(name)
+            full = join_name(block.prefixes[0], called.module)
             if full in layout.styles:
                 continue
-            if fn == "embedding" and site.outputs[0].dst.forward[layout.axis] == Shard(1):
+            if called.fn == "embedding" and site.outputs[0].dst.forward[layout.axis] == Shard(1):
                 styles[star_numbers(full)] = "embedding"
-            has_weights = any(p.rpartition(".")[0] == scope for p in block.params)
+            has_weights = any(p.rpartition(".")[0] == called.module for p in block.params)
             if (
                 has_weights
-                and fn not in ("linear", "embedding")
+                and called.fn not in ("linear", "embedding")
                 and any(e.dst.forward[layout.axis] == Shard(1) for e in site.inputs)
             ):
                 styles[star_numbers(full)] = "norm"

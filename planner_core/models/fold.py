@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner_core.core import Block, Call, Graph, Op, TensorMeta, join_name, unfold_graph
+from planner_core.core import Block, Call, Graph, Op, TensorMeta, is_within, join_name, unfold_graph
 
 Content = tuple[tuple[str, str, tuple[tuple[int, ...], ...]], ...]
 
@@ -68,10 +68,10 @@ def list_weight_nodes(graph: Graph) -> list[WeightNode]:
     for item in graph.top.items:
         if isinstance(item, Call):
             inner = list(_weight_ops(graph.blocks[item.block]))
-            nodes += [WeightNode(_module_path(join_name(item.prefix, op.name)), op.fn, shapes) for op, shapes in inner]
+            nodes += [WeightNode(join_name(item.prefix, op.site.scope), op.fn, shapes) for op, shapes in inner]
         else:
             nodes += [
-                WeightNode(_module_path(op.name), op.fn, shapes, op.name.startswith(inside))
+                WeightNode(op.site.scope, op.fn, shapes, op.name.startswith(inside))
                 for op, shapes in _weight_ops(graph.top, item)
             ]
     return nodes
@@ -83,10 +83,6 @@ def _weight_ops(block: Block, only: Op | None = None) -> Iterator[tuple[Op, tupl
         shapes = tuple(v.meta.shape for v in values if v.kind == "parameter")
         if shapes:
             yield op, shapes
-
-
-def _module_path(site: str) -> str:
-    return site.rpartition("/")[0]
 
 
 def fold_steps(nodes: list[WeightNode], min_duplicate: int = 2) -> tuple[FoldStep, ...]:
@@ -195,7 +191,7 @@ OpSignature = tuple[str, dict[str, object], tuple[TensorMeta, ...], tuple[Tensor
 def _ops_under(block: Block, prefix: str) -> dict[str, OpSignature]:
     rows: dict[str, OpSignature] = {}
     for op in block.ops:
-        if op.name.startswith((prefix + ".", prefix + "/")):
+        if is_within(op.name, prefix):
             ins, outs = (tuple(block.values[v].meta for v in side) for side in (op.inputs, op.outputs))
             rows[op.name[len(prefix) :].removeprefix(".")] = (op.fn, dict(op.attrs), ins, outs)
     return rows

@@ -77,7 +77,7 @@ def find_norms(block: Block) -> list[tuple[Op, ...]]:
     """Return the norms of a block that are several operators: those of one module, with a root of a mean of squares among them."""
     scopes: dict[str, list[Op]] = {}
     for op in block.ops:
-        scopes.setdefault(op.name.rpartition("/")[0], []).append(op)
+        scopes.setdefault(op.site.scope, []).append(op)
     return [
         tuple(ops)
         for ops in scopes.values()

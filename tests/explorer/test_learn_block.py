@@ -7,7 +7,7 @@ import pytest
 
 from explorer.figures.svg_tensors import svg
 from explorer.graph.stripes import split_of
-from explorer.learn.blocks import arranged
+from explorer.learn.blocks import arranged, placing
 from explorer.learn.blocks.arranged import WEIGHTS, ArrangedBlock
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
@@ -126,7 +126,7 @@ def test_a_weight_is_called_the_same_in_the_lessons_and_on_the_overview() -> Non
     case = arranged.arrange_megatron(LLAMA, 2, False)
     assert case and case.plan
     for name, placed in case.plan.blocks[case.block].params.items():
-        short = arranged.short_name(name)
+        short = placing.short_name(name)
         if short in WEIGHTS:
             dim = {"columns": 0, "rows": 1}[block.CUTS[case.weights[short]]]
             assert split_of(placed, case.plan.mesh).words == f"dim {dim} / 2" and case.weights[short] == f"S({dim})"

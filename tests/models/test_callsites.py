@@ -4,6 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from planner_core.core import CallSite, is_later_call, is_within, module_path, nth_call
 from planner_core.models.hooks import normalize_call
 from planner_core.models.hooks.callsites import Scopes, canonical_name, recorded_results, tensors
 
@@ -128,6 +129,29 @@ class Handed(nn.Module):
 def test_a_part_that_is_called_from_elsewhere_has_names_of_its_own():
     names = [f"head{at}{part}" for at in ("", "@1", "@2") for part in (".0/linear", ".1/relu")]
     assert sites(Handed(), torch.zeros(2, 4)) == names
+
+
+def test_the_text_of_a_site_reads_back():
+    later = CallSite("stack@1.layers.0", "linear", 12)
+    texts = {
+        "stack@1.layers.0/linear.12": later,
+        "/add": CallSite("", "add"),
+        "norm/pow": CallSite("norm", "pow"),
+        "head@2/to.1": CallSite("head@2", "to", 1),
+    }
+    for text, site in texts.items():
+        assert CallSite.parse(text) == site and str(site) == text
+    assert later.module == "stack.layers.0" and later.call == "linear.12"
+    assert CallSite.parse("mlp.up.weight") == CallSite("", "mlp.up.weight")  # no site, and no failure
+
+
+def test_a_later_call_of_a_module_is_one_of_the_same_module():
+    assert [nth_call("a.b", n) for n in range(3)] == ["a.b", "a.b@1", "a.b@2"]
+    assert [is_later_call(s) for s in ("a.b", "a@1.b", "")] == [False, True, False]
+    assert module_path("a@1.b@12.0") == "a.b.0"
+    inside = ["a.b/linear", "a.b.c/add.1", "a.bc/linear", "a.b@1/linear", "a/linear"]
+    assert [is_within(s, "a.b") for s in inside] == [True, True, False, False, False]
+    assert all(is_within(s, "") for s in inside)
 
 
 def test_calls_after_the_model_have_a_scope_and_errors_leave_no_trace():

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner_core.core import STANDIN_LOSS, VARIES
 from planner_core.core.errors import CaptureError, InputError
-from planner_core.core.graph import Call, unfold_graph
+from planner_core.core.graph import Call, is_within, unfold_graph
 from planner_core.core.graph_json import graph_from_json, graph_to_json
 from planner_core.models.adapters import experts as moe
 from planner_core.models.capture.loss import OWN_LOSS, standin_loss
@@ -56,7 +56,7 @@ def as_networkx(flat, prefix, hoisted):
     are; what comes from outside is a node of its own. No names stand in it."""
     found, made = nx.MultiDiGraph(), {}
     for op in flat.top.ops:
-        if op.name in hoisted or not op.name.startswith((prefix + ".", prefix + "/")):
+        if op.name in hoisted or not is_within(op.name, prefix):
             continue
         found.add_node(op.name, what=(op.fn, repr(sorted(op.attrs.items()))))
         for port, value in enumerate(op.inputs):

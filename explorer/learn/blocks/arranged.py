@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from explorer.address.settings import MODELS
 from explorer.jobs.result_cache import remember
 from explorer.learn.blocks import placing
-from explorer.learn.blocks.placing import BlockMessage
+from explorer.learn.blocks.placing import BlockMessage, short_name
 from explorer.learn.learner import STANDARD_MODEL, Learner, with_model
 from planner_core.core import Block, BlockPlan, DeviceMesh, Plan
 from planner_core.cost import MessageSource
@@ -73,11 +73,6 @@ def with_llama_block(learner: Learner) -> tuple[Learner, str, str]:
         name,
         f"{learner.name} has no block with these seven weights, so this lesson uses {MODELS[STANDARD_MODEL]}.",
     )
-
-
-def short_name(weight: str) -> str:
-    """Return `q_proj` of `self_attn.q_proj.weight`."""
-    return weight.removesuffix(".weight").rpartition(".")[2]
 
 
 @remember(64)

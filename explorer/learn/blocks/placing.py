@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from explorer.learn.learner import Learner
-from planner_core.core import Block, BlockPlan, Edge, Graph, Plan
+from planner_core.core import Block, BlockPlan, CallSite, Edge, Graph, Plan
 from planner_core.cost import CostModel, Message, MessageSource, cost_model, message_time, plan_messages
 from planner_core.planning import Planner
 from planner_core.search.network import Network, Restriction, allow_only
@@ -84,15 +84,13 @@ def _list_messages(model: CostModel, graph: Graph, plan: BlockPlan, name: str) -
     rows = []
     for m in plan_messages({name: one}, graph, model):
         seconds = message_time(m, model)
-        moved = (
-            _describe_move(m, plan.sites[m.site].inputs, plan.sites[m.site].outputs)
-            if m.site in ops
-            else f"{m.what}: P to R"
-        )
+        if m.site in ops:
+            place = _place_name(CallSite.parse(m.site))
+            moved = _describe_move(m, plan.sites[m.site].inputs, plan.sites[m.site].outputs)
+        else:
+            place, moved = short_name(m.site), f"{m.what}: P to R"
         size = m.count * m.num_bytes
-        rows.append(
-            BlockMessage(m.phase, _place_name(m.site), moved, m.kind, size, seconds, m.site, m.source, m.weight, m.axes)
-        )
+        rows.append(BlockMessage(m.phase, place, moved, m.kind, size, seconds, m.site, m.source, m.weight, m.axes))
     return tuple(rows)
 
 
@@ -107,12 +105,15 @@ def _describe_move(m: Message, inputs: tuple[Edge, ...], outputs: tuple[Edge, ..
     return f"{'gradient of ' * m.gradient}{name}: {step.src} to {step.dst}"
 
 
-def _place_name(site: str) -> str:
+def short_name(weight: str) -> str:
+    """Return `q_proj` of `self_attn.q_proj.weight`."""
+    return weight.removesuffix(".weight").rpartition(".")[2]
+
+
+def _place_name(site: CallSite) -> str:
     """Return a short name for a place in a block: its module where it has a weight of its own, else the operation."""
-    scope, slash, fn = site.removesuffix(".weight").rpartition("/")
-    fn = fn.partition(".")[0] if slash else fn
-    module = (scope or fn).rpartition(".")[2]
-    return module if fn == "linear" or not slash or "norm" in module else OPERATOR_NAMES.get(fn, fn)
+    module = (site.scope or site.fn).rpartition(".")[2]
+    return module if site.fn == "linear" or "norm" in module else OPERATOR_NAMES.get(site.fn, site.fn)
 
 
 def compare_messages(

@@ -250,11 +250,6 @@ def _replace_prefix(name: str, old: str, new: str) -> str:
     return new + name[len(old) :]
 
 
-def is_within(site: str, scope: str) -> bool:
-    """Return whether the name of a call lies under the module call `scope`. A call of a module outside of it does not."""
-    return not scope or site.startswith((scope + ".", scope + "/"))
-
-
 def count_checkpoints(node: Scope) -> int:
     """Count the calls of checkpoints under a node, itself included."""
     return sum(n.kind == CHECKPOINT for n in walk_scopes(node))

@@ -19,6 +19,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+from planner_core.core import CallSite, nth_call
 from planner_core.models.hooks.meta_kernels import constants_on_meta
 from planner_core.models.hooks.model_parts import list_modules
 from planner_core.models.hooks.torch_private import RECORDED_FUNCTION, apply_function, without_dispatch
@@ -298,7 +299,7 @@ class Scopes:
         frame = self.frame
         count = frame.counts.get(fn, 0)
         frame.counts[fn] = count + 1
-        return f"{frame.scope}/{fn}.{count}" if count else f"{frame.scope}/{fn}"
+        return str(CallSite(frame.scope, fn, count))
 
     @contextmanager
     def named(self, scope: str) -> Iterator[None]:
@@ -340,10 +341,10 @@ class Scopes:
             scope = f"{caller.scope}.{local}" if caller.scope else local
             counts = caller.calls
         count = counts.get(path, 0)
-        name = f"{scope}@{count}" if count else scope
+        name = nth_call(scope, count)
         while name in self.used_names:  # its parent and another module both call it
             count += 1
-            name = f"{scope}@{count}"
+            name = nth_call(scope, count)
         self.used_names.add(name)
         counts[path] = count + 1
         return Frame(module, path, name)

@@ -161,9 +161,8 @@ def _group_attributes(block: Block, group: Group) -> dict[str, Any]:
     # A group has the name of its leading operation.
     lead = next(op for op in ops if op.name == group.name)
     weights = [v for op in ops for v in dict.fromkeys(block.parameters_of(op))]
-    scope = group.name.rpartition("/")[0]
     return {
-        "label": f"{scope.rpartition('.')[2]} {lead.fn}".strip(),
+        "label": f"{lead.site.scope.rpartition('.')[2]} {lead.fn}".strip(),
         "fn": lead.fn,
         "module": lead.module,
         "ops": len(ops),

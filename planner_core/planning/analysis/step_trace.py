@@ -189,6 +189,6 @@ def _name_parts(units: Iterable[ScheduledUnit]) -> list[_Part]:
 
 def _segment_title(ops: Sequence[Op]) -> str:
     """Return the modules from the first to the last: `norm … lm_head`."""
-    modules = [op.name.rpartition("/")[0].rpartition(".")[2] for op in ops]
+    modules = [op.site.scope.rpartition(".")[2] for op in ops]
     named_modules = list(dict.fromkeys(m for m in modules if m))
     return " … ".join(dict.fromkeys((named_modules[0], named_modules[-1]))) if named_modules else "top"

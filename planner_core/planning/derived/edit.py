@@ -284,7 +284,7 @@ def _uses_of(graph: Graph, weight: WeightKey) -> list[str]:
     where = block_of(graph, block)
     index = next(i for i, v in enumerate(where.values) if v.kind == "parameter" and v.name == name)
     return [
-        item.name.rpartition("/")[0] or item.fn if isinstance(item, Op) else item.prefix
+        item.site.scope or item.fn if isinstance(item, Op) else item.prefix
         for item in where.items
         if index in item.inputs
     ]

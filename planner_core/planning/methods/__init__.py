@@ -85,6 +85,5 @@ from planner_core.planning.methods.tp_layout import (
     drop_summed,
     parallel_degrees,
     recompute_by_hand,
-    split_site,
     tensor_layout,
 )

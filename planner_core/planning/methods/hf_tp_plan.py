@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from planner_core.core import ASSETS, Block, DeviceMesh, Graph, Op, R, Shard, Value, join_name
+from planner_core.core import ASSETS, Block, DeviceMesh, Graph, Op, R, Shard, Value, join_name, module_path
 from planner_core.ops import Kind, Row, operator
 from planner_core.planning.methods.restrictions import AxisRules, is_batch_split, is_unsplit, sums_gradient_whole
 from planner_core.search.network import Network, Restriction, WeightState
@@ -152,7 +152,7 @@ def _column_results(graph: Graph, plan: Mapping[str, str]) -> frozenset[int]:
 
 def _first_calls(graph: Graph) -> dict[str, str]:
     """For each block: the module of its first call. `stack@1`, the second call of `stack`, is `stack`."""
-    return {c.block: re.sub(r"@[0-9]+", "", c.prefix) for c in reversed(list(graph.calls()))}
+    return {c.block: module_path(c.prefix) for c in reversed(list(graph.calls()))}
 
 
 def vendor_rules(graph: Graph, mesh: DeviceMesh, *, along_any_dim: bool = False) -> Restriction | None:

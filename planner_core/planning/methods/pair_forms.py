@@ -39,7 +39,7 @@ from planner_core.planning.methods.restrictions import (
     zero_stage_test,
 )
 from planner_core.planning.methods.tools.tool import PairForm
-from planner_core.planning.methods.tp_layout import SPLIT_DIM, WEIGHT, TpLayout, drop_summed, split_site, tensor_layout
+from planner_core.planning.methods.tp_layout import SPLIT_DIM, WEIGHT, TpLayout, drop_summed, tensor_layout
 from planner_core.search.network import NO_STAGE, Network, WeightState, allow_only, tensor_name
 
 EXPERTS = {"gate_up_proj": 1, "down_proj": 2}
@@ -87,7 +87,7 @@ def splittable_layers(plan: Plan, graph: Graph, form: PairForm) -> TpLayout:
     """Return the layers that a form shards where a plan shards all that it can. Raises InputError if there are none."""
     layout = tensor_layout(plan)
     ops = [("", op) for op in graph.top.ops] + [(c.prefix, o) for c in graph.calls() for o in graph.blocks[c.block].ops]
-    names = [(join_name(prefix, split_site(op.name)[0]), op) for prefix, op in ops if op.fn in WEIGHT_OF]
+    names = [(join_name(prefix, op.site.module), op) for prefix, op in ops if op.fn in WEIGHT_OF]
     stock = {name for name, op in names if op.module in STOCK}
     experts = [name for name, op in names if op.fn == "moe_experts"]
     if not form.sums:
@@ -138,7 +138,7 @@ class FormRules(VendorRules):
         return {
             where.values[op.outputs[0]].meta.shape[-1]
             for op in where.ops
-            if op.fn == "linear" and self.layout.styles.get(join_name(prefix, split_site(op.name)[0])) == "gathered"
+            if op.fn == "linear" and self.layout.styles.get(join_name(prefix, op.site.module)) == "gathered"
         }
 
 

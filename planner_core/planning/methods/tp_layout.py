@@ -13,11 +13,21 @@ A linear layer is `colwise` (its output stays sharded), `gathered` (sharded by o
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
-from planner_core.core import BlockPlan, Edge, InputError, Partial, Plan, Replicate, Shard, SitePlan, join_name
+from planner_core.core import (
+    BlockPlan,
+    CallSite,
+    Edge,
+    InputError,
+    Partial,
+    Plan,
+    Replicate,
+    Shard,
+    SitePlan,
+    join_name,
+)
 from planner_core.cost import CONTEXT, EXPERT, TENSOR, axis_roles
 from planner_core.planning.methods.differences import (
     CannotHold,
@@ -209,7 +219,7 @@ def _splits_tokens(plan: Plan, axis: int) -> bool:
     """Return whether norms run on a part of the tokens, or the sums that products leave on an axis are delivered so."""
     splits = False
     for name, site in ((name, s) for b in plan.blocks.values() for name, s in b.sites.items()):
-        fn, result = split_site(name)[1], site.outputs[0]
+        fn, result = CallSite.parse(name).fn, site.outputs[0]
         splits |= fn.endswith("_norm") and result.dst.forward[axis] == Shard(1)
         splits |= fn in WEIGHT and (result.src.forward[axis], result.dst.forward[axis]) == (Partial(), Shard(1))
     return splits
@@ -217,7 +227,7 @@ def _splits_tokens(plan: Plan, axis: int) -> bool:
 
 def _context_kind(plan: Plan, axis: int) -> list[str]:
     """Return how attention runs on a context axis, in the words of a layout."""
-    sites = (s for b in plan.blocks.values() for name, s in b.sites.items() if split_site(name)[1] == ATTENTION)
+    sites = (s for b in plan.blocks.values() for name, s in b.sites.items() if CallSite.parse(name).fn == ATTENTION)
     kinds = []
     for site in sites:
         query, key = (site.inputs[i].dst.forward[axis] for i in (0, 1))
@@ -248,16 +258,17 @@ def _find_tensor_axis(plan: Plan) -> int:
     turned = []
     for block in plan.blocks.values():
         for name, site in block.sites.items():
-            scope, fn = split_site(name)
-            if fn not in WEIGHT or len(site.inputs) <= WEIGHT[fn]:
+            called = CallSite.parse(name)
+            if called.fn not in WEIGHT or len(site.inputs) <= WEIGHT[called.fn]:
                 continue
-            edge = site.inputs[WEIGHT[fn]]
+            edge = site.inputs[WEIGHT[called.fn]]
             for axis in range(len(plan.mesh.axis_sizes)):
                 # A weight that is gathered at use is whole while it runs: FSDP shards all weights, and makes no tensor axis.
                 if isinstance(edge.dst.forward[axis], Shard) and edge.src.forward[axis] == edge.dst.forward[axis]:
-                    split.setdefault(axis, []).append(join_name(block.prefixes[0], scope))
+                    module = join_name(block.prefixes[0], called.module)
+                    split.setdefault(axis, []).append(module)
                     # GPT-2's Conv1D is an `addmm`, whose weight is input by output: the dims of styles would be the wrong ones.
-                    turned += [join_name(block.prefixes[0], scope)] * (fn == "addmm")
+                    turned += [module] * (called.fn == "addmm")
     if not split:
         raise NothingSplit(
             f'the plan "{plan.name}" splits no linear layer while it runs (it is data parallel, or gathers weights at use), so '
@@ -277,12 +288,6 @@ def _find_tensor_axis(plan: Plan) -> int:
     return next(iter(split))
 
 
-def split_site(name: str) -> tuple[str, str]:
-    """`a.b@1/linear.2` -> (`a.b`, `linear`)."""
-    scope, _, fn = name.rpartition("/")
-    return re.sub(r"@\d+", "", scope), re.sub(r"\.\d+$", "", fn)
-
-
 # --- one block --------------------------------------------------------------------------------------------------------
 
 
@@ -299,7 +304,8 @@ class _BlockReader:
         self._open: list[str] = []
         self._between: list[tuple[str, str, SitePlan]] = []
         for name, site in block.sites.items():
-            self._read_site(*split_site(name), site)
+            called = CallSite.parse(name)
+            self._read_site(called.module, called.fn, site)
         for name in self._open:  # split to the end, as the classes of a head are: the nearest is to gather them
             self.styles[name] = "gathered"
             self._add_note(
@@ -397,7 +403,7 @@ class _BlockReader:
         if fn == ATTENTION and any(e.dst.forward[a] != Replicate() for e in site.inputs[3:4]):
             return "a bias of every head is added to the scores, which would have to be split by heads too"
         if any(s.axis == a for e in (*site.inputs, *site.outputs) for s in (*e.forward, *e.backward)):
-            return f"{scope}/{fn} moves tensors along the tensor axis"
+            return f"{CallSite(scope, fn)} moves tensors along the tensor axis"
         return ""
 
 

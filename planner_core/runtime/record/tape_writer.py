@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from planner_core.core import CallSite
 from planner_core.models.capture import CallKind, FunctionCall, PassListener, Record, Scope, ValueTable, describe
 from planner_core.models.hooks import (
     draws_dropout_mask,
@@ -106,7 +107,7 @@ class TapeWriter(PassListener):
         for place in self._places:
             call, scope = place.call, place.scope.scope
             if scope != place.name_then:
-                call.scope, call.site = scope, place.record.site if place.record else f"{scope}/{call.fn}"
+                call.scope, call.site = scope, place.record.site if place.record else str(CallSite(scope, call.fn))
         self.tape.result = self._result_template(out)
         self.tape.values = self.values.recording.values
         self.tape.tensors = [self._tape_tensor(number) for number in range(len(self.tape.values))]
@@ -259,7 +260,7 @@ class TapeWriter(PassListener):
     def after_dropout(self, call: FunctionCall, number: int) -> None:
         """Note a mask. Its site has no count: the capture takes dropout for the identity, so no row of the plan has its name."""
         noted = self._place.call
-        noted.fn, noted.site = call.name.rstrip("_"), f"{call.module}/{call.name}"
+        noted.fn, noted.site = call.name.rstrip("_"), str(CallSite(call.module, call.name))
         noted.outputs, noted.shape = (number,), Ref(number)
         self.tape.calls.append(noted)
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from planner_core.core import Edge, Placements, Step, numbered_names
+from planner_core.core import Edge, Placements, Step, module_path, numbered_names
 from planner_core.runtime.program.units import UnitBuffer, UnitUse
 from planner_core.runtime.record import DEVICE, TapeCall
 from planner_core.runtime.record.tape import BUFFER, COMPUTED, PARAMETER, Ref
@@ -198,7 +198,7 @@ class FunctionWriter:
             other = "hidden" if number in self.tape.received else "constant"
             return self.tape.tensors[number].name.rpartition(".")[2] or other
         inner = any(self.tape.tensors[n].kind == PARAMETER for n in maker.inputs)
-        module = maker.scope.rpartition(".")[2].partition("@")[0]
+        module = module_path(maker.scope).rpartition(".")[2]
         layer = module if inner and module and not module.isdigit() else maker.fn
         if inner and self._uses_results_of(maker, maker):
             return layer

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import STANDIN_LOSS, CaptureError, Op, Plan, SitePlan, Value, named
+from planner_core.core import STANDIN_LOSS, STANDIN_SCOPE, CallSite, CaptureError, Op, Plan, SitePlan, Value, named
 from planner_core.models.hooks import ModuleState
 from planner_core.models.sources import (
     argument_name,
@@ -94,7 +94,8 @@ class PreparedProgram:
         The opposite, an operator without a row in the plan, was refused when the recording was placed.
         """
         sites = {call.site for call in self.layout.ops}
-        missing = next((s for s in self.layout.rows if s not in sites and not s.startswith("loss/")), None)
+        planned = (s for s in self.layout.rows if CallSite.parse(s).scope != STANDIN_SCOPE)
+        missing = next((s for s in planned if s not in sites), None)
         if missing is not None:
             raise other_model_error(missing, "is in the plan, but the model does not run it here", versions)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core import Block, Call, Op, Value, numbered_names
+from planner_core.core import Block, Call, Op, Value, is_later_call, is_within, numbered_names
 from planner_core.models.capture.build.bodies import (
     BodyKey,
     CanonicalBody,
@@ -32,7 +32,6 @@ from planner_core.models.capture.recording import (
     Recording,
     Replay,
     Scope,
-    is_within,
     walk_scopes,
 )
 
@@ -341,7 +340,7 @@ class GraphBuilder:
 
     def _unused_parameters(self, path: str, users: dict[int, int], copies: list[CanonicalBody]) -> list[Value]:
         """Return parameters of the block's module that no call uses."""
-        if any("@" in c.node.scope for c in copies):
+        if any(is_later_call(c.node.scope) for c in copies):
             return []
         unused = []
         for name, vid in self.recording.params.items():
@@ -403,7 +402,9 @@ class GraphBuilder:
                 v for i, vid in enumerate(mine) if i not in ports and (v := self.counterpart(item, vid)) is not None
             )
             rows.append(Call(name, item.node.scope, tuple(map(number, taken)), tuple(map(number, given))))
-        prefixes = tuple(i.node.path + "." for i in items if isinstance(i, CanonicalBody) and "@" not in i.node.scope)
+        prefixes = tuple(
+            i.node.path + "." for i in items if isinstance(i, CanonicalBody) and not is_later_call(i.node.scope)
+        )
         covered = {v for v in owned if self.recording.values[v].kind == "parameter"}
         used = self._count_users(items)
         for vid in dict.fromkeys(self.recording.params.values()):

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from planner_core.core import CallSite, nth_call
 from planner_core.models.capture.recording import CHECKPOINT, MAX_SMALL_MODULES, Record, Recording, Replay, Scope
 
 NO_PATH = "~"
@@ -34,7 +35,7 @@ def name_checkpoint_parts(recording: Recording) -> list[Scope]:
         if not part.items or any((node.kind, path) in repeated for path, node in _module_calls(part)):
             continue
         scope = f"{owner.scope}.{CHECKPOINT}".removeprefix(".")
-        _rename_calls(part, owner, _next_name(scope, "@", number), Counter())
+        _rename_calls(part, owner, nth_call(scope, _count(scope, number)), Counter())
         named.append(part)
     recording.instantiated.clear()  # copies made earlier have the old names
     return named
@@ -86,18 +87,21 @@ def _rename_calls(node: Scope, owner: Scope, name: str, counts: Counter[str]) ->
     """Name the calls of a part as if it were a module of `owner`. A checkpoint inside belongs to the same part."""
     for item in node.items:
         if isinstance(item, Record):
-            item.site = _next_name(f"{name}/{item.fn}", ".", counts)
+            site = CallSite(name, item.fn)
+            item.site = str(site._replace(number=_count(str(site), counts)))
         elif isinstance(item, Scope) and item.kind == CHECKPOINT:
             _rename_calls(item, owner, name, counts)
         else:
             local = item.path.removeprefix(f"{owner.path}." if owner.path else "")
-            _rename_scope(item, item.scope, _next_name(f"{name}.{local}", "@", counts))
+            scope = f"{name}.{local}"
+            _rename_scope(item, item.scope, nth_call(scope, _count(scope, counts)))
     node.scope, node.path = name, NO_PATH
 
 
-def _next_name(name: str, mark: str, counts: Counter[str]) -> str:
+def _count(name: str, counts: Counter[str]) -> int:
+    """Return how often this was asked for the name before."""
     counts[name] += 1
-    return f"{name}{mark}{counts[name] - 1}" if counts[name] > 1 else name
+    return counts[name] - 1
 
 
 def _rename_scope(node: Scope | Replay, old: str, new: str) -> None:

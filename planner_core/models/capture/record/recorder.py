@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from planner_core.core import Attr, PlannerError
+from planner_core.core import STANDIN_SCOPE, Attr, PlannerError
 from planner_core.models.capture.attributes import describe
 from planner_core.models.capture.checks import refusals
 from planner_core.models.capture.checks.explain import CurrentCall, explain_error
@@ -416,7 +416,7 @@ class Recorder(TorchFunctionMode):
 
         Args:
             inputs, args: Named and positional arguments of the model.
-            after: Called with the result, e.g. a stand-in loss; recorded in scope "loss".
+            after: Called with the result, e.g. a stand-in loss; recorded in `STANDIN_SCOPE`.
             with_hooks: Whether the model's own hooks run. Those of its parts do.
         """
         recorder = weakref.proxy(self)  # autograd's graph keeps the hooks alive, and would keep the whole recording
@@ -432,7 +432,7 @@ class Recorder(TorchFunctionMode):
                 with self, guards or contextlib.nullcontext():
                     out = (self.model if with_hooks else self._call_without_hooks)(*args, **inputs)
                     if after is not None:
-                        with self.scopes.named("loss"):
+                        with self.scopes.named(STANDIN_SCOPE):
                             out = self.graph.run_at_root(after, out)
                 self.facts.drew_outside = chances.host_state() != before
                 if name := self.opaque_functions.run_backward(self.scopes.root):

@@ -25,8 +25,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from planner_core.core import is_later_call, is_within
 from planner_core.models.capture.record.graph_writer import GraphWriter
-from planner_core.models.capture.recording import Replay, Scope, is_within, walk_scopes
+from planner_core.models.capture.recording import Replay, Scope, walk_scopes
 from planner_core.models.capture.replay.tokens import Tokens, relative_token, signature
 from planner_core.models.capture.values import ValueTable
 from planner_core.models.hooks import callsites as sites
@@ -232,8 +233,8 @@ class Replayer:
         module = frame.module
         assert module is not None
         number = self.structures.get(id(module), -1)
-        # Without a watch this is the call of the model itself, which runs once. A name with `@` is a further call of one module.
-        may_repeat = self.watches and (self.counts.get(number, 0) > 1 or "@" in frame.scope)
+        # Without a watch this is the call of the model itself, which runs once. A later call of one module may equal the first.
+        may_repeat = self.watches and (self.counts.get(number, 0) > 1 or is_later_call(frame.scope))
         # A part without weights, or without parts, is traced as fast as it is compared.
         is_candidate = may_repeat and self.has_weighted_parts.get(number) and self.is_of_library[number]
         if not is_candidate or _has_hooks(module):

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from planner_core.core import Graph, Plan, divisors
+from planner_core.core import CallSite, Graph, Plan, divisors
 from planner_core.planning.methods.layout import CP_TYPES, ORDERS, PEERS_TYPES, Layout
 from planner_core.planning.methods.tools.tool import Inner, Tool, ToolStages
-from planner_core.planning.methods.tp_layout import split_site
 
 NORMED_BY_HEAD = ("qwen3",)
 """The model types whose norms of queries and keys are those of Megatron-LM's --qk-layernorm: one over the dims of each head."""
@@ -27,8 +26,8 @@ def megatron_fault(model: Plan | Graph) -> str:
         params = {param for block in model.blocks.values() for param in block.params}
         return _find_fault(model.model.name, model.model.config, params, linear_biases(model), model.workload.seq)
     params_of = {block.name: {value.name for value in block.own_parameters.values()} for block in model.all_blocks}
-    sites = ((params_of[block.name], *split_site(op.name)) for block in model.all_blocks for op in block.ops)
-    biases = {scope: f"{scope}.bias" in names for names, scope, fn in sites if _may_have_bias(scope, fn)}
+    sites = ((params_of[block.name], op.site) for block in model.all_blocks for op in block.ops)
+    biases = {site.module: f"{site.module}.bias" in names for names, site in sites if _may_have_bias(site)}
     every = {param for names in params_of.values() for param in names}
     return _find_fault(model.name, model.config, every, biases, int(model.workload["seq"]))
 
@@ -69,15 +68,15 @@ def _find_fault(
 def linear_biases(plan: Plan) -> dict[str, bool]:
     """Return whether each linear layer of a plan's blocks has a bias. The head is left out: GPTModel's has none, whatever the flags say."""
     return {
-        scope: f"{scope}.bias" in block.params
+        site.module: f"{site.module}.bias" in block.params
         for block in plan.blocks.values()
-        for scope, fn in map(split_site, block.sites)
-        if _may_have_bias(scope, fn)
+        for site in map(CallSite.parse, block.sites)
+        if _may_have_bias(site)
     }
 
 
-def _may_have_bias(scope: str, fn: str) -> bool:
-    return fn in ("linear", "addmm") and scope != "lm_head"  # GPT-2's Conv1D is an addmm
+def _may_have_bias(site: CallSite) -> bool:
+    return site.fn in ("linear", "addmm") and site.module != "lm_head"  # GPT-2's Conv1D is an addmm
 
 
 def _list_layouts(num_gpus: int) -> Iterator[Layout]:
