@@ -332,8 +332,21 @@ def test_no_term_of_a_sentence_becomes_plain_text(root: Path, place: Path) -> No
     assert not {name: terms for name, terms in found.items() if terms}
 
 
+COMPARED = (ast.In, ast.NotIn, ast.Eq, ast.NotEq)
 READERS = {"startswith", "endswith", "partition", "rpartition", "removeprefix", "removesuffix", "find", "index"}
 SENTENCES = {"note", "notes", "sentence", "sentences", "remark", "remarks"}
+SHOWN = {"text", "words", "sentence", "title", "why", "reason", "description", "detail", "message", "label"}
+"""Fields that people read: no two of them are compared."""
+KINDS = {"kind", "role", "method"}
+"""Fields whose values are compared whole, and have no parts."""
+READ_OF_OTHERS = {
+    "models/capture/checks/explain.py",  # torch has no class of error for a value that a tensor on meta lacks
+    "models/sources/resolve.py",  # the same, of the code that makes example inputs
+    "models/sources/huggingface.py",  # transformers refuses a kind of attention, and torch a row of padding, as a ValueError
+    "models/sandbox/memory_limit.py",  # libraries say in a RuntimeError that the system gave no memory
+    "verification/processes.py",  # gloo says in a RuntimeError that a peer is gone
+}
+"""Modules that read the words of another program's error, since it has no class or field that says the same."""
 
 
 def last_name(node: ast.expr) -> str:
@@ -345,26 +358,82 @@ def last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+def is_text(node: ast.expr) -> bool:
+    """Whether an expression is a text, or a constant of a module, which may be one."""
+    is_constant = isinstance(node, ast.Name | ast.Attribute) and last_name(node).isupper()
+    return is_constant or (isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value != "")
+
+
+def reads_shown(sides: list[ast.expr], equal: bool) -> bool:
+    """Whether a comparison is of what people read: a field of prose with anything, the name of a plan with a text."""
+    fields = [(n, ast.unparse(n.value)) for n in sides if isinstance(n, ast.Attribute)]
+    plans = [
+        n for n, of in fields if n.attr == "name" and re.search(r"\b(\w*plan|best|chosen|fastest|recommended)$", of)
+    ]
+    empty = any(isinstance(n, ast.Constant) and not n.value for n in sides)
+    return (any(n.attr in SHOWN for n, _ in fields) and not empty) or bool(equal and plans and any(map(is_text, sides)))
+
+
 def read_sentences(tree: ast.AST) -> list[str]:
-    """Where code looks for words in a sentence."""
+    """Where code looks for words in a sentence, or compares what people read."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             by_pattern = ast.unparse(node.func.value) == "re" and any(last_name(x) in SENTENCES for x in node.args[1:2])
-            if by_pattern or (node.func.attr in READERS and last_name(node.func.value) in SENTENCES):
+            of = node.func.value
+            part_of = SENTENCES | (SHOWN | KINDS if isinstance(of, ast.Attribute) else set())
+            if by_pattern or (node.func.attr in READERS and last_name(of) in part_of):
                 found.append(ast.unparse(node))
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
-            text = isinstance(node.left, ast.Constant | ast.JoinedStr)
-            if text and last_name(node.comparators[0]) in SENTENCES:
+        if isinstance(node, ast.Compare):
+            is_part = isinstance(node.ops[0], ast.In | ast.NotIn)
+            text = is_part and isinstance(node.left, ast.Constant | ast.JoinedStr)
+            equal = isinstance(node.ops[0], ast.Eq | ast.NotEq)
+            sides = [node.left, *node.comparators]
+            if (text and last_name(sides[1]) in SENTENCES) or reads_shown(sides, equal):
                 found.append(ast.unparse(node))
+    return found
+
+
+def read_errors(tree: ast.AST) -> list[str]:
+    """Where code looks for words in the text of an error: in `str(error)`, or in a name that was assigned from it in the function."""
+    found = []
+    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+        inside = list(ast.walk(function))
+        errors = {n.name for n in inside if isinstance(n, ast.ExceptHandler)}
+        errors |= {
+            n.arg
+            for n in inside
+            if isinstance(n, ast.arg) and n.annotation and re.search(r"(Error|Exception)\b", ast.unparse(n.annotation))
+        }
+        words = {f"str({name})" for name in errors}
+
+        def is_words(node: ast.expr, words: set[str] = words) -> bool:
+            return any(isinstance(n, ast.expr) and ast.unparse(n) in words for n in ast.walk(node))
+
+        made = [n for n in inside if isinstance(n, ast.Assign) and is_words(n.value)]
+        words |= {n.id for m in made for target in m.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        for n in inside:
+            compared = (
+                isinstance(n, ast.Compare)
+                and isinstance(n.ops[0], COMPARED)
+                and any(map(is_words, (n.left, *n.comparators)))
+            )
+            called = n.func if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) else None
+            parts = called and called.attr in READERS and is_words(called.value)
+            matched = called and ast.unparse(called.value) == "re" and any(map(is_words, n.args[1:2]))  # type: ignore[attr-defined]
+            if compared or parts or matched:
+                found.append(ast.unparse(n))
     return found
 
 
 @pytest.mark.parametrize(("root", "place"), each, ids=ids)
 def test_no_decision_reads_a_sentence(root: Path, place: Path) -> None:
     """A note has a kind, an error a class and fields: another wording of a sentence changes what people read, and nothing else."""
-    found = {path.name: read_sentences(ast.parse(path.read_text(encoding="utf-8"))) for path in sources(place)}
+    trees = {p.relative_to(root).as_posix(): ast.parse(p.read_text(encoding="utf-8")) for p in sources(place)}
+    found = {name: read_sentences(tree) for name, tree in trees.items()}
     assert not {name: reads for name, reads in found.items() if reads}
+    of_errors = {name: read_errors(tree) for name, tree in trees.items()}
+    assert {name for name, reads in of_errors.items() if reads} == READ_OF_OTHERS & trees.keys(), of_errors
 
 
 SPLITTERS = {"partition", "rpartition", "split", "rsplit", "find", "rfind", "index", "rindex"}
@@ -428,5 +497,16 @@ def test_these_rules_see_a_breach(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     sites = """x = op.name.rpartition("/")[0], path[-1].partition("@"), re.sub(r"@[0-9]+", "", c.prefix), "@" in scope
 y = f"{frame.scope}/{fn}", f"{scope}@{count}", key.rpartition("/"), f"{folder}/{name}", path.rpartition(".")"""
     assert len(handmade_sites(ast.parse(sites))) == 6
+    for read in (
+        "alone.text == whole.text",
+        "plan.name != STATED",
+        "r.kind.startswith(family)",
+        "p.why == 'not known'",
+    ):
+        assert read_sentences(ast.parse(read)) == [read]
+    for clean in ("plan.name == other.name", "plan.role is STATED", "p.why == ''", "text.partition('=')"):
+        assert not read_sentences(ast.parse(clean))
+    error = "def f(error: OSError):\n    text = str(error).lower()\n    return 'gone' in text or error.errno == 2\n"
+    assert read_errors(ast.parse(error)) == ["'gone' in text"]
     assert HOST.findall('src="https://cdn.example.com/x.js"') and HOST.findall('"//unpkg.com/x"')
     assert not HOST.findall("http://www.w3.org/2000/svg http://localhost:8501 a // b")

@@ -97,7 +97,7 @@ def collective_times(plan: Plan, graph: Graph) -> list[CollectiveTime]:
 def exposed_waits(plan: Plan, graph: Graph) -> list[ExposedWait]:
     """Return the communication that is not hidden, longest first; it adds up to the plan's exposed communication."""
     waits = [
-        ExposedWait(e.site, e.label, f"{e.what}, {e.phase}: {e.why}", e.seconds)
+        ExposedWait(e.site, e.label, f"{e.what}, {e.phase}: {e.cause}", e.seconds)
         for e in exposed_parts(plan.blocks, graph, cost_model_of(plan))
     ]
     return sorted(waits, key=lambda w: -w.seconds)

@@ -6,12 +6,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from explorer.analysis.step_parts import STATED_METHOD
 from explorer.text import recipe, units, words
 from planner_core.core import Plan, PlanRole
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Choice, runs_on_stock_tools
 from planner_core.planning.methods import BASELINES, EXACT, OF_MEGATRON
+from planner_core.planning.planner import STATED_METHOD
 
 MAX_LISTED = 5
 MAX_EQUAL_DIFFERENCE = 0.02

@@ -9,13 +9,11 @@ from functools import cached_property
 
 from explorer.text import units
 from planner_core.core import Graph, Plan
-from planner_core.cost import WAITED, block_of, cost_model_of, exposed_parts, op_seconds, recomputed_ops
+from planner_core.cost import Cause, block_of, cost_model_of, exposed_parts, op_seconds, recomputed_ops
 from planner_core.ops import CoarseGraph
 from planner_core.planning import Result, usable_bytes
 from planner_core.planning.pricing import split_pipeline_step
 
-STATED_METHOD = "layout"
-"""The method of a plan whose layout somebody stated."""
 COMPUTE, RECOMPUTATION, WAITS, WEIGHTS, OPTIMIZER = "compute", "recomputation", "waits", "weight traffic", "optimizer"
 BUBBLE = "bubble"
 """Seconds in which the rank of a pipeline that works longest waits for others because of the schedule."""
@@ -57,7 +55,7 @@ def split_step(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> d
         return dict.fromkeys(ALL_PARTS, 0.0) | split_pipeline_step(plan)
     recomputed_s = _recomputation_s(plan, graph)
     exposed = exposed_parts(plan.blocks, graph, cost_model_of(plan), coarse)
-    waits = sum(e.seconds for e in exposed if e.why == WAITED)
+    waits = sum(e.seconds for e in exposed if e.cause is Cause.WAITED)
     # the model's compute time holds what is computed again and the wait for the host, which stand as parts of their own here
     return {
         COMPUTE: plan.cost.gpu_compute_s - recomputed_s,

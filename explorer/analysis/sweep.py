@@ -39,12 +39,15 @@ Changes = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One value of the quantity: its name, the settings that it changes, and the best plan there, or why there is none."""
+    """One value of the quantity: its name, the settings that it changes, and the best plan there, or why there is none.
+
+    `is_known`: False for a point that a stop left out."""
 
     name: str
     changes: Changes
     plan: Plan | None
     why: str = ""
+    is_known: bool = True
 
     @property
     def fits(self) -> bool:

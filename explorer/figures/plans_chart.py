@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from explorer.analysis import candidate_marks as marks
-from explorer.analysis.step_parts import STATED_METHOD
 from explorer.figures import name_placement
 from explorer.figures.palette import COMMUNICATION, COMPUTE
 from explorer.figures.scale import Scale, axis_range
@@ -18,6 +17,7 @@ from explorer.text import units
 from explorer.text.words import plan_title
 from planner_core.core import Plan, PlanRole
 from planner_core.planning.methods import BASELINES, EXACT, METHODS
+from planner_core.planning.planner import STATED_METHOD
 
 PLOT_HEIGHT = 402.0
 """Pixels of the chart's axis of memory."""

@@ -95,6 +95,13 @@ FAMILY_COLOURS = {
     "tensor parallel": "#009E73",
     "one rank": "#CC79A7",
 }
+KINDS_OF_FAMILY = {
+    "FSDP": ("FSDP, one node", "FSDP, to 128 GPUs", "FSDP, more"),
+    "data parallel or ZeRO-1": ("data parallel or ZeRO-1, to 64 ranks", "data parallel or ZeRO-1, more ranks"),
+    "tensor parallel": ("tensor parallel in a node",),
+    "one rank": ("one rank, no network",),
+}
+"""The kinds of published runs (`PublishedRun.kind`) that have one colour."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
 TOLERANCE = 0.1
 """The band: predicted this share more or less than measured."""
@@ -121,7 +128,7 @@ def _gpu_names() -> list[str]:
 def _draw_runs(figure: go.Figure, runs: Sequence[PublishedRun], left_out: str, theme: Theme) -> None:
     gpus = _gpu_names()
     for family, colour in FAMILY_COLOURS.items():
-        of_family = [r for r in runs if r.kind.startswith(family)]
+        of_family = [r for r in runs if r.kind in KINDS_OF_FAMILY[family]]
         figure.add_scatter(
             x=[r.gpus for r in of_family],
             y=[100 * r.error(left_out) for r in of_family],
@@ -144,7 +151,7 @@ def _draw_runs(figure: go.Figure, runs: Sequence[PublishedRun], left_out: str, t
 def _draw_legend(figure: go.Figure, runs: Sequence[PublishedRun], theme: Theme) -> None:
     """Draw the legend: what colours and symbols mean."""
     gpus = _gpu_names()
-    families = [f for f in FAMILY_COLOURS if any(r.kind.startswith(f) for r in runs)]
+    families = [f for f, kinds in KINDS_OF_FAMILY.items() if any(r.kind in kinds for r in runs)]
     shown_gpus = {r.gpu for r in runs}
     keys = [(f, "circle", FAMILY_COLOURS[f]) for f in families]
     keys += [(gpu_title(g), SYMBOLS[i % len(SYMBOLS)], theme.muted) for i, g in enumerate(gpus) if g in shown_gpus]

@@ -118,12 +118,10 @@ class Option:
 
 def choice_question(ask: str, right: Option, wrong: tuple[Option, ...], position: int) -> Question:
     """Return a question whose answer is chosen. The right option stands at `position`, modulo their number; equal texts appear once."""
-    texts = [right.text]
-    others = []
+    by_text = {right.text: right}
     for option in wrong:
-        if option.text not in texts:
-            texts.append(option.text)
-            others.append(option)
+        by_text.setdefault(option.text, option)
+    _, *others = by_text.values()
     place = position % (len(others) + 1)
     options = (*others[:place], right, *others[place:])
     return Question(ask, tuple(o.text for o in options), place, tuple(o.why for o in options))

@@ -35,11 +35,8 @@ from planner_core.cost.roles import (
     zero_stage,
 )
 from planner_core.cost.schedule import (
-    CONTENTION,
-    ENDS,
-    NOT_HIDDEN,
-    WAITED,
     BucketStage,
+    Cause,
     Event,
     Moved,
     Pass,

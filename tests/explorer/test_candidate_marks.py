@@ -17,6 +17,7 @@ from explorer.jobs.result_cache import ResultCache
 from planner_core.core import Unreadable
 from planner_core.planning import plan_ids
 from planner_core.planning.pipeline import Result
+from planner_core.planning.pricing import load_own_runs, load_published_runs
 from planner_core.planning.request import Request
 from planner_core.search.candidates.scoring import Candidates
 from tests.support.plans import planned
@@ -79,6 +80,13 @@ def test_a_large_scatter_is_drawn_by_webgl_with_every_mark(n: int) -> None:
     found = made_up(n)
     figure = scatter.candidates_scatter(found, None, 80 * 2**30, LIGHT)
     assert figure.data[0].type == "scattergl" and len(figure.data[0].x) == n
+
+
+def test_every_published_run_has_one_colour() -> None:
+    """A kind that begins with no family's words was left out of the figure without a word."""
+    kinds = sorted(kind for kinds in scatter.KINDS_OF_FAMILY.values() for kind in kinds)
+    assert sorted({r.kind for r in (*load_published_runs(), *load_own_runs())}) == kinds
+    assert scatter.KINDS_OF_FAMILY.keys() == scatter.FAMILY_COLOURS.keys()
 
 
 # --- ties ----------------------------------------------------------------------------------------------

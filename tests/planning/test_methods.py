@@ -37,7 +37,7 @@ from planner_core.planning.methods.restrictions import (
     is_used_in_parts,
 )
 from planner_core.planning.pipeline import plan_model
-from planner_core.planning.planner import STATED, Planner, candidate_meshes, prepare_planner, replace_request
+from planner_core.planning.planner import STATED_METHOD, Planner, candidate_meshes, prepare_planner, replace_request
 from planner_core.planning.request import Request
 from planner_core.search import describe_gap, make_objective, search_within_budget
 from planner_core.search.network import Network, allow_only
@@ -362,7 +362,7 @@ def test_a_bound_above_a_baseline_on_three_axes_raises() -> None:
     with pytest.raises(SearchFault, match="of FSDP"):
         better_of_baselines(plan, [replace(plan, name="FSDP")])
     # Operators of a stated layout may tell three axes apart, which those of the search do not.
-    better_of_baselines(plan, [replace(plan, name=STATED)])
+    better_of_baselines(plan, [replace(plan, name="whatever we call it", method=STATED_METHOD)])
 
 
 def test_a_bound_in_bytes_above_a_plan_raises() -> None:

@@ -21,6 +21,7 @@ from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Request, Result
 from planner_core.planning.analysis import list_notes
 from planner_core.planning.methods import EXACT
+from planner_core.planning.planner import STATED_METHOD
 from planner_core.planning.pricing import ReservedMemory, Speed, count_model_flops, measure_speed, predict_reserved
 
 MAX_BAR_RATIO = 3.0
@@ -52,7 +53,7 @@ def list_plans(result: Result, plans: Mapping[str, Plan], chosen: str) -> list[L
     """Return the rows of the first page: a few plans of the settings, and the chosen one, which alone may be a pin or a method's plan."""
     # Not by their names: the plan of a method is the best one of its own answer, and has that name.
     of_result = {id(p) for p in result.plans}
-    own = {n: p for n, p in plans.items() if id(p) in of_result or p.method == step_parts.STATED_METHOD}
+    own = {n: p for n, p in plans.items() if id(p) in of_result or p.method == STATED_METHOD}
     tool = state.value("tool") if state.value("method") == EXACT.name else ""
     return add_chosen(shortlist(own, result.choice, settings.TOOLS[tool] if tool else ""), plans, chosen)
 

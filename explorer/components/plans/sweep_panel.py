@@ -97,7 +97,7 @@ def _report(bar: DeltaGenerator, share: float, where: str, text: str) -> None:
 
 def _offer_rest(points: Sequence[SweepPoint]) -> None:
     """Say after a stop how much is known, with a button to compute the rest."""
-    known = sum(p.why != sweep.NOT_COMPUTED for p in points)
+    known = sum(p.is_known for p in points)
     if known == len(points):
         return
     with st.container(horizontal=True, vertical_alignment="center"):
@@ -114,7 +114,9 @@ def _compute_point(name: str, changes: sweep.Changes, progress: PacedProgress, s
     if plan is None and why is None and request in late:
         why = TOO_LONG
     if plan is not None or why is not None or stopped:
-        return SweepPoint(name, changes, plan, "" if plan else why or sweep.NOT_COMPUTED)
+        return SweepPoint(
+            name, changes, plan, "" if plan else why or sweep.NOT_COMPUTED, plan is not None or why is not None
+        )
     try:
         progress("planning")
         return SweepPoint(name, changes, whatif_panel.best_plan(request, progress))

@@ -14,10 +14,7 @@ pipeline/       stages on groups of GPUs, one behind the other
 from planner_core.cost.schedule.chunks import can_run_in_chunks, in_chunks, seconds_in_chunks
 from planner_core.cost.schedule.events import Event, schedule_events
 from planner_core.cost.schedule.exposed import (
-    CONTENTION,
-    ENDS,
-    NOT_HIDDEN,
-    WAITED,
+    Cause,
     exposed_parts,
 )
 from planner_core.cost.schedule.host import (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from planner_core.core import BlockPlan, Graph, Phase
 from planner_core.cost.model import CostModel
@@ -18,7 +19,14 @@ from planner_core.cost.step_messages import message_time, waited_message_seconds
 from planner_core.cost.step_time import Component, Floats
 from planner_core.ops import CoarseGraph
 
-WAITED, CONTENTION, NOT_HIDDEN, ENDS = "waited for", "contention", "not hidden", "at the ends"
+
+class Cause(StrEnum):
+    """Why communication lengthens the step."""
+
+    WAITED = "waited for"
+    CONTENTION = "contention"
+    NOT_HIDDEN = "not hidden"
+    ENDS = "at the ends"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,7 @@ class Exposed:
     weight: str
     what: str
     phase: Phase
-    why: str
+    cause: Cause
     seconds: float
 
 
@@ -69,24 +77,24 @@ def _parts_of_unit(unit: PricedUnit, model: CostModel) -> Iterator[Exposed]:
         if not unit.overlaps_compute(message):
             what = f"{message.kind} of {message.what}"
             seconds = m * waited_message_seconds(message, model)
-            yield Exposed(unit.label, message.site, message.weight, what, message.phase, WAITED, seconds)
+            yield Exposed(unit.label, message.site, message.weight, what, message.phase, Cause.WAITED, seconds)
     for message in unit.alone:
         what, seconds = f"{message.kind} of {message.what}", message_time(message, model)
-        yield Exposed(unit.label, message.site, message.weight, what, message.phase, ENDS, seconds)
+        yield Exposed(unit.label, message.site, message.weight, what, message.phase, Cause.ENDS, seconds)
     traffic, alone = weight_traffic(unit, model), sum(message_time(message, model) for message in unit.alone)
     for phase in ("forward", "backward"):
         phase_traffic = [t for t in traffic if t.phase == phase]
-        seconds, why = seconds_beyond_compute(totals, phase, model)
-        yield from _divide_by_traffic(unit, phase_traffic, why, seconds, m)
+        seconds, cause = seconds_beyond_compute(totals, phase, model)
+        yield from _divide_by_traffic(unit, phase_traffic, cause, seconds, m)
     # STEP also has the optimizer and what is outside, which send nothing, and the messages alone, which have rows above.
     # The rest is what nothing hides.
     yield from _divide_by_traffic(
-        unit, traffic, ENDS, float(totals[Component.STEP]) - unit.optimizer_s - unit.outside_s - alone, m
+        unit, traffic, Cause.ENDS, float(totals[Component.STEP]) - unit.optimizer_s - unit.outside_s - alone, m
     )
 
 
-def seconds_beyond_compute(totals: Floats, phase: Phase, model: CostModel) -> tuple[float, str]:
-    """Return the seconds per step that the weight traffic of one copy adds to a phase, and the reason. `totals` [component] are the
+def seconds_beyond_compute(totals: Floats, phase: Phase, model: CostModel) -> tuple[float, Cause]:
+    """Return the seconds per step that the weight traffic of one copy adds to a phase, and the cause. `totals` [component] are the
     copy's."""
     m, k = model.workload.accumulate, model.contention
     first = Component.FORWARD if phase == "forward" else Component.BACKWARD
@@ -96,11 +104,11 @@ def seconds_beyond_compute(totals: Floats, phase: Phase, model: CostModel) -> tu
     steady, edge = max(compute + k * each, each), max(compute + k * (each + once), each + once)
     seconds = (m - 1) * steady + edge - m * compute
     # The larger side of the last maximum names the reason for all: the traffic of once a step is what first exceeds compute.
-    return seconds, CONTENTION if compute + k * (each + once) >= each + once else NOT_HIDDEN
+    return seconds, Cause.CONTENTION if compute + k * (each + once) >= each + once else Cause.NOT_HIDDEN
 
 
 def _divide_by_traffic(
-    unit: PricedUnit, traffic: list[WeightTraffic], why: str, seconds: float, micro_batches: int
+    unit: PricedUnit, traffic: list[WeightTraffic], cause: Cause, seconds: float, micro_batches: int
 ) -> Iterator[Exposed]:
     """Divide `seconds` among the weights in proportion to their traffic."""
     # A maximum has no exact share for each weight. In proportion to their traffic the parts still add up to the step.
@@ -109,4 +117,4 @@ def _divide_by_traffic(
         return
     for t in traffic:
         share = (micro_batches * t.each_s + t.once_s) / total
-        yield Exposed(unit.label, t.weight, t.weight, "weight traffic", t.phase, why, seconds * share)
+        yield Exposed(unit.label, t.weight, t.weight, "weight traffic", t.phase, cause, seconds * share)

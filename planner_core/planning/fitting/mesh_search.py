@@ -33,7 +33,7 @@ from planner_core.core import (
 from planner_core.cost import cost_model, seconds_in_chunks
 from planner_core.planning.fitting.shortage import needs_buffers, note_meshes_left_out, refuse_or_least_memory
 from planner_core.planning.methods import METHODS, Method, describe_least
-from planner_core.planning.planner import STATED, MeshAnswer, Planner, with_recompute
+from planner_core.planning.planner import STATED_METHOD, MeshAnswer, Planner, with_recompute
 from planner_core.planning.request import THOROUGH, Progress
 from planner_core.search import (
     FIRST_BUDGET_FACTOR,
@@ -331,7 +331,7 @@ def check_bound_below(chosen: Plan, others: Iterable[Plan]) -> None:
     for plan in others:
         # The bound is of plans of one stage. Meshes of more than two axes are in it if they were searched: that of the chosen plan was.
         # What a team states on it is not in it, where operators treat all but the last axis as one.
-        searched = len(plan.mesh.axis_sizes) <= 2 or (plan.mesh.axis_sizes == sizes and plan.name != STATED)
+        searched = len(plan.mesh.axis_sizes) <= 2 or (plan.mesh.axis_sizes == sizes and plan.method != STATED_METHOD)
         if plan.fits and plan.pipeline is None and searched:
             value = objective_value(chosen.objective, plan.cost.gpu_time_s, plan.cost.comm_time_s)
             check_bound(value, chosen.bound, plan.name)

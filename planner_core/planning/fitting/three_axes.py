@@ -125,7 +125,8 @@ def note_fewer_gpus(
     if not best.fits or best_s > longest_s:
         return ()
     alone, whole = time_amount(best_s), time_amount(step_s)
-    times = (alone, ", as all do") if alone.text == whole.text else (alone, " instead of ", whole)
+    # Where GPUs repeat the same work, times differ by rounding, or by less than what is worth a word.
+    times = (alone, " instead of ", whole) if best_s < step_s * (1 - MIN_STEP_GAIN) else (alone, ", as all do")
     # Stages, which are searched on several nodes, may use all GPUs: Llama-3-70B takes 5.7 s on 8 nodes of slow links, and not 13.9 on 4.
     of_one_stage = "" if planner.cluster.is_one_node else " by plans of one pipeline stage"
     why = "the others repeat the same work" if repeats else "this batch is too small for the others"

@@ -8,6 +8,7 @@ networks   the cost networks that it has built
 from planner_core.planning.planner.networks import Networks
 from planner_core.planning.planner.planner import (
     STATED,
+    STATED_METHOD,
     USABLE_MEMORY,
     MeshAnswer,
     Planner,

@@ -70,6 +70,8 @@ from planner_core.search.network import Problem, Restriction
 
 STATED = "our current setup"
 """The name of the plan of a stated layout."""
+STATED_METHOD = "layout"
+"""Its method, whatever it is called."""
 SENDS_NOTHING = Note("no plan sends less than nothing; another that sends nothing may be faster")
 USABLE_MEMORY = load_timing().usable_memory
 """The share of a GPU's memory that plans may fill if no budget is given (see assets/timing.json)."""
@@ -267,7 +269,9 @@ class Planner:
         if answer is None or answer.assignment is None:
             answer = search_within_budget(problem, objective="time")
         return (
-            None if answer.assignment is None else self.plan(problem, answer, name, "layout", "time", pipeline=pipeline)
+            None
+            if answer.assignment is None
+            else self.plan(problem, answer, name, STATED_METHOD, "time", pipeline=pipeline)
         )
 
     def plan(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner_core.core import OPTIONS, Block, Cluster, Graph, InputError, Plan, named
-from planner_core.cost import WAITED, cost_model, exposed_parts
+from planner_core.cost import Cause, cost_model, exposed_parts
 from planner_core.ops import work_of
 from planner_core.planning.planner import Planner
 from planner_core.planning.pricing.bands import UNKNOWN_BAND, Band, time_band
@@ -120,7 +120,7 @@ def split_step(plan: Plan, planner: Planner) -> dict[str, float]:
         return split_pipeline_step(plan)
     model = cost_model(planner.cluster, plan.mesh, planner.workload)
     exposed = exposed_parts(plan.blocks, planner.graph, model, planner.coarse)
-    waits = sum(e.seconds for e in exposed if e.why == WAITED)
+    waits = sum(e.seconds for e in exposed if e.cause is Cause.WAITED)
     return {
         COMPUTE: plan.cost.gpu_compute_s,
         EXPOSED_COMM: waits,

@@ -28,10 +28,7 @@ from explorer.learn.pictures.charts import timeline
 from explorer.text import units
 from planner_core.core import ITEM_BYTES, Block, BlockLabel, DeviceMesh, Plan
 from planner_core.cost import (
-    CONTENTION,
-    ENDS,
-    NOT_HIDDEN,
-    WAITED,
+    Cause,
     Component,
     PricedUnit,
     exposed_parts,
@@ -40,8 +37,6 @@ from planner_core.cost import (
 from planner_core.cost.communication import axis_links, collective_time
 from planner_core.planning import MAX_DOUBT, doubt_between
 from planner_core.planning.pricing import time_band
-
-REASONS = (WAITED, CONTENTION, NOT_HIDDEN, ENDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +105,11 @@ def layer_phases(case: PricedLayout) -> tuple[Phase, Phase]:
 def shown(case: PricedLayout) -> dict[str, float]:
     """Return the seconds of a step by what it is spent on; they add up to the step."""
     cost, planner = case.plan.cost, case.planner
-    seconds = dict.fromkeys(REASONS, 0.0)
+    seconds: dict[str, float] = dict.fromkeys(Cause, 0.0)
     for part in exposed_parts(case.plan.blocks, planner.graph, case.model, planner.coarse):
-        seconds[part.why] += part.seconds
+        seconds[part.cause] += part.seconds
     busy = {"compute": cost.gpu_compute_s, "host": cost.host_wait_s}
-    return {**busy, **{why: seconds[why] for why in REASONS}, "optimizer": cost.optimizer_time_s}
+    return {**busy, **seconds, "optimizer": cost.optimizer_time_s}
 
 
 @remember(64)
@@ -163,7 +158,7 @@ def live(learner: Learner, values: Values) -> Live:
         "bucket": dict(zip(("count", "apart", "together"), together, strict=True)),
         "total_s": sum(parts.values()),
         "comm_s": cost.comm_time_s,
-        "exposed_s": sum(parts[why] for why in REASONS),
+        "exposed_s": sum(parts[cause] for cause in Cause),
         "rate": {"kernels": gpu.bytes_per_s / 1e12, "sheet": gpu.memory_bytes_per_s / 1e12},
         "most_doubt": MAX_DOUBT,
         "parts": parts,
