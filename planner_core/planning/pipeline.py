@@ -179,8 +179,8 @@ class Draft:
     planners: Mapping[int, Planner] = field(default_factory=dict)
     """By the samples of a global micro-batch: the planner of each baseline with another number of micro-batches."""
     staged: tuple[StagedPlan, ...] = ()
-    """The best plan with pipeline stages, if it is quicker than the chosen one, after the best of those that Megatron-LM can be told; where
-    no plan fits, one of less memory."""
+    """The best plan with stages that Megatron-LM can be told, then the best of all with stages, if they are quicker than the chosen plan.
+    Where no plan fits, one with stages that takes less memory."""
 
     @property
     def for_tool(self) -> bool:

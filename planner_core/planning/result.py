@@ -268,7 +268,7 @@ class Result:
 
 
 def append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Result:
-    """Return the result with plans with stages as its last ones, in place of those before, and with the planners of their numbers of
+    """Return the result with these plans with stages at the end, in place of earlier ones. Their planners are those of their numbers of
     micro-batches."""
     added = tuple(staged)
     plans = [plan for plan in result.plans if plan.role not in STAGED_ROLES]

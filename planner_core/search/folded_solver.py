@@ -108,7 +108,7 @@ def least_copy_costs(problem: Problem, weights: Floats) -> dict[str, float]:
 
 
 def least_costs_at_ends(problem: Problem, weights: Floats) -> tuple[float, float]:
-    """Return the least costs at `weights` [component] of the operators before the first copy, and of those behind the last.
+    """Return the least costs, at `weights` [component], of the operators before the first copy and of the operators behind the last.
 
     Each group of operators runs in its cheapest way, whatever it is given and has to give."""
     top = problem.coarse.graph.top

@@ -97,14 +97,14 @@ def check_bound(value: float, bound: float, of: str = "a plan") -> None:
 
 
 def describe_excess(value: float, bound: float, best: str) -> str:
-    """Return how far a plan's value may be above the value that no plan is below, in words. `best` names that value."""
+    """Return how far a plan's value may be above the best value, of which `bound` is a lower bound, in words. `best` names it."""
     check_bound(value, bound)
     percent = float(f"{100 * (value - bound) / max(bound, 1e-30):.2g}")  # two digits, but 120 and not 1.2e+02
     return f"at most {percent:g} % above the {best}"
 
 
 def describe_gap(value: float, bound: float, best: str = "best there is") -> str:
-    """Return the distance between the value of a plan that is not proven and the value that no plan is below, in words."""
+    """Return the gap between the value of a plan that is not proven and its lower bound, in words."""
     return f"not proven: {describe_excess(value, bound, best)}"
 
 
@@ -152,7 +152,7 @@ class _BudgetedSearch:
     ) -> Assignment | None:
         """Solve with memory at these prices. The incumbent and the bound follow. If not `exact`, the bound may be a little lower.
 
-        The bound at a price is not yet one of the budget (see `update_bound`), so `abandon_above` serves the price zero alone."""
+        The bound at a price is not yet a bound within the budget (see `update_bound`), so `abandon_above` serves the price zero alone."""
         self.solves += 1
         objective = replace(self.objective.with_prices(after_forward, after_backward), exact=exact)
         a = solve_folded(self.problem, objective, abandon_above)

@@ -243,7 +243,7 @@ def describe_open_gap(result: Result) -> Sentence:
 
 
 def describe_fullest_ranks(plans: Iterable[Plan]) -> tuple[str, ...]:
-    """Say of each plan with stages which rank of the pipeline its memory is that of, and how much less the emptiest one takes."""
+    """Say of each plan with stages which pipeline rank takes the memory that is shown, and what the emptiest rank takes."""
     return tuple(
         f"{p.name}: its memory is that of rank {p.fullest_rank} of 0 to {p.pipeline.ranks - 1}, the fullest; "
         f"the emptiest takes {min(s.peak_bytes for s in p.cost.pipeline.stages) / 2**30:.1f} GiB"

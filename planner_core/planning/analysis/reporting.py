@@ -113,7 +113,7 @@ def plan_report(
 
 
 def _micro_batch_flops(plan: Plan, result: Result) -> int:
-    """FLOPs of one of the plan's micro-batches, which with stages may be of another size than its graph's."""
+    """Return the FLOPs of one of the plan's micro-batches. With stages its size may differ from that of the graph's micro-batch."""
     graph = result.of_plan(plan).graph
     return count_model_flops(graph) * plan.graph_batch // graph.workload["batch"]
 

@@ -55,7 +55,7 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
     """Return the result with its gap closed as far as a gap can be closed, which may take a minute: as `Request.prove`, after the answer.
 
     A page shows `result` at once, and what this returns when it is there. The plan is the same or a better one, and its bound is not
-    lower. A result that is proven, or of which no plan fits, is returned as it is.
+    lower. A result that is proven is returned as it is, and so is one without a plan that fits.
     """
     searched = result.searched
     if searched.optimal or not searched.fits:

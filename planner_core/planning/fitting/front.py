@@ -35,8 +35,8 @@ LEFT_OUT = Note("not proven: the search of a mesh left plans out, with no bound 
 def plan_trade_offs(
     planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan], baselines: Sequence[Plan] = ()
 ) -> list[Plan]:
-    """Return the corners of the front of step time and memory over all meshes, as plans that fit, without those that are `shown` already,
-    or that another plan beats, one of the baselines too.
+    """Return the corners of the front of step time and memory over all meshes, as plans that fit. Left out is what is `shown` already,
+    and what another plan or one of the `baselines` beats.
 
     They recompute as the planner may: that of an answer which fits without recomputation has none, whatever the request leaves open.
     """

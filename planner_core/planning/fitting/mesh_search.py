@@ -220,10 +220,10 @@ def _bound_without_search(
 
 
 def _is_searched_in_vain(planner: Planner, searched: SearchedMeshes) -> bool:
-    """Return whether so many meshes have no plan that fits that others are mostly searched in vain too. A proof searches all.
+    """Return whether a search of more meshes would mostly be in vain, since so many have no plan that fits. A proof searches all.
 
-    Sums do not hold the buffers of gathered weights, so a mesh of which no plan fits may look promising. Example: with one micro-batch 26
-    of 27 meshes of Llama-3.1-405B on 100 000 GPUs. Their plans of the least memory hold 79 to 101 GB, and sums 51 to 60.
+    Sums do not hold the buffers of gathered weights, so a mesh may look promising although none of its plans fits. Example: with one
+    micro-batch 26 of 27 meshes of Llama-3.1-405B on 100 000 GPUs. Their plans of the least memory hold 79 to 101 GB, and sums 51 to 60.
     """
     nothing_fits = searched.best.solution is None and searched.least_memory.solution is not None
     return nothing_fits and searched.number >= MAX_MESHES_IN_VAIN and planner.effort is not THOROUGH
@@ -407,9 +407,9 @@ class RankedProblem:
 
     Attributes:
         answer: The answer of that search; None if it was abandoned or not begun.
-        bound: A value that no plan is below whose sum of memory is at most FIRST_BUDGET_FACTOR times the budget.
+        bound: A lower bound on the value of every plan whose sum of memory is at most FIRST_BUDGET_FACTOR times the budget.
         prices: The prices of memory that gave the bounds.
-        bound_within_budget: A value that no plan is below whose sum of memory is within the budget.
+        bound_within_budget: A lower bound on the value of every plan whose sum of memory is within the budget.
     """
 
     problem: Problem

@@ -40,7 +40,7 @@ from planner_core.planning.request import Progress, Request
 MAX_GPUS_OF_TWO_AXES = 64
 """Number of GPUs up to which two axes are enough."""
 MIN_STEP_GAIN = 0.01
-"""A part of the cluster is told of if it saves more than this share of the step."""
+"""A note names a part of the cluster if it saves more than this share of the step."""
 REPEATED_WORK_GAIN = -1e-6
 """The share for a plan in which GPUs do the same work: a part that is as fast costs less."""
 PART_FACTORS = (1, 8, 32)
@@ -89,8 +89,8 @@ def with_third_axis(planner: Planner, plan: Plan, report_progress: Progress) -> 
 def note_fewer_gpus(
     planner: Planner, plan: Plan, stated: Request, source: GraphSource, report_progress: Progress
 ) -> tuple[str, ...]:
-    """Return a note if a part of the cluster would be as fast as a plan in which GPUs do the same work, or faster than one in which more of
-    them than a node has share a sample.
+    """Return a note if a part of the cluster would do. It must be as fast as a plan in which GPUs repeat work, or faster than a plan in
+    which more GPUs than a node has share a sample.
 
     Where an outer axis has copies, operators see the rest of the mesh as one axis; that part has two of its own. `stated` and `source`:
     the request as it was given and where its graphs come from, since `planner` has the number of micro-batches that suits all GPUs.
@@ -117,7 +117,7 @@ def note_fewer_gpus(
                 request = replace(stated, batch=planner.request.batch, cluster=part)
                 plan_by_part[name] = _plan_part(request, source, report_progress, planner, most)
                 if timed and plan_by_part[name].fits:
-                    most = min(most, plan_by_part[name].cost.step_time_s)  # the best part is told of
+                    most = min(most, plan_by_part[name].cost.step_time_s)  # the note names the best part
     if not plan_by_part:
         return ()
     name, best = min(plan_by_part.items(), key=lambda item: item[1].preference)

@@ -40,8 +40,8 @@ def prepare_planner(
 ) -> Planner:
     """Return the planner of a request: all that does not depend on the mesh.
 
-    It shares the clock and the graphs with the `earlier_planner` of the same model; with one of the same effort also what is left of the
-    work for proofs. Raises InputError.
+    It shares the clock and the graphs with the `earlier_planner` of the same model. With one of the same effort it also shares the work
+    that is left for proofs. Raises InputError.
     """
     request.check()
     if request.method not in METHODS:

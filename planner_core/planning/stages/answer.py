@@ -46,7 +46,7 @@ def find_staged_plans(
     source: GraphSource = None,
     earlier_planner: Planner | None = None,
 ) -> tuple[tuple[StagedPlan, ...], str]:
-    """Find the best plan with stages for the same samples a step, after the best of those that a stock tool can be told.
+    """Find the best plan with stages for the same samples a step, after the best that a stock tool can be told.
 
     The best of all is the last (docs/CONTRACT.md). There are none unless stages are quicker than the `chosen` plan of one stage. The
     sentence says so, or whether one of the `shown` plans is. Where no plan fits, there is one with stages that does not fit either, if one

@@ -36,8 +36,8 @@ LEAST_MEMORY_NAME = "least memory with stages"
 MAX_REPAIRS = 4
 """Searches of one cut, each with less memory than the one before."""
 MAX_EXCESS_OVER_WALK = 0.01
-"""The first of them has more memory by this share while no plan fits: where the sum over pieces is above the walk of a cut, the cut may fit
-nevertheless."""
+"""While no plan fits, the first search may take this share of memory above the budget: a cut whose sum over pieces is above it may still
+fit, since its simulated memory can be lower."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def plan_of_cut(
         cut = find_cut(degrees, RangeCosts(policies, degrees.micro_batches, budget), limit, even)
         if cut is None:
             return None
-        # A step of thousands of passes takes seconds to simulate, so only that of a cut that may win is.
+        # A step of thousands of passes takes seconds to simulate, so only cuts that may win are simulated.
         priced = price_cut(degrees, planner, policies, cut)
         if priced.bound_s >= limit:
             return None

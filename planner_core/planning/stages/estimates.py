@@ -66,7 +66,7 @@ class DegreeEstimates:
                 break  # a higher stage has nothing to gain
 
     def places(self, d: PipelineDegrees) -> Iterator[PipelineDegrees]:
-        """Yield the degrees with the pipeline's axis in each place that has other links than those before."""
+        """Yield the degrees with the pipeline's axis in each place whose links differ from those of all earlier places."""
         seen: list[tuple[AxisLink, ...]] = []
         # The outermost place comes first, whatever place `d` has: what the tensor ranks have there is the measure for the others.
         for outer in range(len(d.mesh.axis_sizes) + 1):

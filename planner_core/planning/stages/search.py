@@ -62,8 +62,8 @@ many micro-batches. So a higher one is searched only where the one before leaves
 MAX_RANKS_BY_SHARED_BOUND = 4
 """Up to so many ranks, the bound S of all ranks together is mostly above that of each rank."""
 MAX_SLOWDOWN = 1.15
-"""Degrees are pruned if their estimate is this many times the best step with stages. Estimates are low, so where the best step is that of
-one stage, they are pruned if their estimate is as long."""
+"""Degrees are pruned if their estimate is this many times the best step with stages. Estimates are low, so as long as a plan of one stage
+is the best, degrees are pruned already where their estimate reaches its step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +216,8 @@ class _StageSearch:
                     self.search_degrees(at)
 
     def is_hopeless(self, d: PipelineDegrees, failures: Counter[int], breadth: Breadth) -> bool:
-        """Return whether a search of these degrees is not begun. `failures`: degrees, or whole models, in a row of which no cut was
-        quicker, by ZeRO stage."""
+        """Return whether these degrees are not worth a search. `failures`: by ZeRO stage, how many degrees or whole models in a row
+        gave no quicker cut."""
         # Other stages a rank of a whole model that has been searched cost little. Example: the tenth search was that of 8 x 8 tensor
         # ranks with one stage each, 13.2 s; with two stages, which came next, the step takes 12.0 s.
         # A whole model that does not fit into the memory of all ranks costs no search of cuts.

@@ -187,8 +187,8 @@ class AllCopyPoints:
     def _prune_variant(
         self, variant: str, goal: Goal, fixed: dict[str, int], rest: Floats
     ) -> tuple[PrunedUnit, BucketTree, WeightedBounds | None]:
-        """Return what is left of one variant within the limit, weighed, and its bounds at other shares than those at which it is
-        weighed."""
+        """Return one variant without what exceeds the limit: its network and tree, weighed at some shares, and its bounds at the
+        other shares."""
         shares = self.unit.shares.get(variant, [EVEN_SHARES])[-1]
         sequence = self.unit.solver(variant, shares).elimination_order(self.view.free, fixed)
         part = PrunedUnit.from_network(self.unit.variants[variant], sequence, fixed, keep=self.view.free)

@@ -109,7 +109,7 @@ def infeasible_answer(problem: Problem, unproven: Answer | None, budget: float, 
 
 
 def with_smallest_variants(problem: Problem) -> Problem:
-    """Return the problem with one variant of each block, the one of the least bytes."""
+    """Return the problem with the variant of the least bytes alone of each block."""
     least = {n: min(variants, key=lambda v: max(variants[v].least_bytes)) for n, variants in problem.blocks.items()}
     blocks = {n: {v: problem.blocks[n][v]} for n, v in least.items()}
     cache = SearchCache(plans=problem.cache.plans, walks=problem.cache.walks, unit_points=problem.cache.unit_points)
@@ -117,7 +117,7 @@ def with_smallest_variants(problem: Problem) -> Problem:
 
 
 def _solve_near_least_memory(problem: Problem, objective: str) -> Assignment | None:
-    """Return an assignment of nearly the least memory. The one of the very least may send far more for one byte less."""
+    """Return an assignment of nearly the least memory. The assignment of the least may send far more to save one byte."""
     return solve_folded(
         problem, replace(make_objective(problem, objective).with_prices(NEAR_LEAST_PRICE, 0.0), exact=False)
     )
@@ -169,7 +169,7 @@ def bound_of_walk(
     abandon_above: float = float("inf"),
     open_gap: float = 0.0,
 ) -> float:
-    """Return a value, at most `bound`, that no assignment is below whose simulated peak is within `budget` bytes per GPU.
+    """Raise `bound` to a lower bound on every assignment whose simulated peak is within `budget` bytes per GPU.
 
     `bound` holds for assignments whose sum is within the budget, found at `prices` of memory. The sum counts one copy of every recomputed
     block at work, and the walk holds one of them at a time: T5's sum is up to 10 % above its walk. So the bound is that of the network
@@ -189,7 +189,7 @@ class _MemoryFit:
     """The searches for one budget of the GPU.
 
     Attributes:
-        bound: A value that no assignment that fits is below.
+        bound: A lower bound on the value of every assignment that fits.
         max_points: The points that one search may form, of those that all may form together.
         best_sum_budget: The budget of the sum that gave the best answer.
         peaks: The simulated peaks so far, bytes per GPU.
@@ -328,7 +328,7 @@ class _MemoryFit:
         return replace(answer, bound=answer.bound if sum_budget >= self.budget else min(self.bound, answer.value))
 
     def _next_sum_budget(self, sum_bytes: float, peak: float) -> float:
-        """Return the budget of the sum at which the peak is that of the GPU, if the two differ there as much as they do here."""
+        """Return the budget of the sum at which the peak would just fill the GPU, if sum and peak differ there as much as here."""
         sum_budget = sum_bytes + self.budget - peak
         if peak > self.budget and self.limits.max_open_gap:
             # The next peak is often too high again, by a few MB only. With 80 GB, sums of 79.57, 79.54 and 79.51 were tried for EXAONE-4
@@ -348,7 +348,7 @@ class _MemoryFit:
     def best_of_small_sums(self, answer: Answer, least_sum: float) -> Answer:
         """Return the fastest of a few assignments of small sums whose peak fits; otherwise the `answer` that nothing fits.
 
-        The one of the least sum need not have the least peak, since the sum does not hold the buffers of weights that are gathered.
+        The assignment of the least sum need not have the least peak, since the sum does not hold the buffers of weights that are gathered.
         """
         nothing_fits = least_sum > self.budget  # then only the least peak is asked for
         prices = SMALL_SUM_PRICES[:1] if nothing_fits else SMALL_SUM_PRICES

@@ -70,7 +70,7 @@ class CompiledNetwork:
 
     @cached_property
     def least_bytes(self) -> Floats:
-        """[end]: bytes that no assignment of the block is below when forward and when backward ends: the sum of each factor's least."""
+        """[end]: a lower bound on the block's bytes when forward and when backward ends: the sum of each factor's least."""
         ends = Component.AFTER_FORWARD, Component.AFTER_BACKWARD
         least = np.zeros(2)
         for number in self.kinds:

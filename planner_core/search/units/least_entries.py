@@ -40,7 +40,7 @@ class LeastEntries:
         return next(iter(self.nets.blocks[name].values())) if name else self.nets.top
 
     def bound(self, allowed: Allowed) -> float:
-        """Return a value that no assignment of allowed states is below."""
+        """Return a lower bound on the value of every assignment of allowed states."""
         copies = [run.block for run in self.nets.runs for _ in run.calls]
         each = {name: _sum_least(tables, allowed[name]) for name, tables in self._tables.items()}
         return (1 - SUM_MARGIN_SHARE) * (each[""] + sum(each[name] for name in copies))

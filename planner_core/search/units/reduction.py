@@ -76,8 +76,8 @@ class Recipe:
 def elimination_recipe(
     compiled: CompiledNetwork, scopes: Sequence[tuple[str, ...]], kinds: Sequence[int], rows: Sequence[tuple[int, ...]]
 ) -> Recipe:
-    """Return the recipe of a network with tables over the variables `scopes` [table]. Tables of one of the `kinds` [table] are equal, and
-    have the `rows` [kind, variant]. What needs a table of more than MAX_JOINT_ENTRIES entries is left. The network keeps it."""
+    """Return the recipe of a network with tables over the variables `scopes` [table]. Tables of equal `kinds` [table] are equal; each
+    kind has its `rows` [kind, variant]. What needs a table of more than MAX_JOINT_ENTRIES entries is left. The network keeps it."""
     if (key := (tuple(scopes), tuple(kinds), tuple(rows))) not in compiled.recipes:
         compiled.recipes[key] = _make_recipe(compiled, Recipe([*scopes], [*kinds], [*rows], [], [], [], []))
     recipe: Recipe = compiled.recipes[key]

@@ -84,7 +84,7 @@ def better_of_baselines(chosen: Plan, others: Iterable[Plan], zero_stages: Seque
 
 
 def _note_open_gap(one_stage_s: float | None) -> Note:
-    """Return a note on the gap of a stated layout with stages. `one_stage_s`: seconds that no plan of one pipeline stage is below, if
-    known."""
+    """Return a note on the gap of a stated layout with stages. `one_stage_s`: a lower bound on the step of every plan of
+    one pipeline stage, if known."""
     bound_words = (": no plan of one pipeline stage takes less than ", time_amount(one_stage_s)) if one_stage_s else ()
     return Note(Sentence("not proven", *bound_words), NoteKind.GAP)

@@ -43,7 +43,7 @@ MAX_GAP_POINTS = 40_000
 MAX_BASELINE_EXCESS = 0.02
 """A baseline that must take longer than the chosen plan by more than this share is not searched further: it leads no list."""
 MAX_SHOWN_MEMORY_RATIO = 1.05
-"""By what factor the sum of memory of a baseline that does not fit may be shown above the least, to be the layout that people run."""
+"""A baseline that does not fit is shown with the layout that people run, if its sum of memory is at most so many times the least."""
 
 
 def plan_baselines(
@@ -157,8 +157,8 @@ class _BaselineSearch:
         return any(self.bound_s((first,), mesh) < than.cost.step_time_s for mesh in self.options)
 
     def plan_with_more_micro_batches(self) -> Plan | None:
-        """Return the plan at the first larger number of micro-batches at which one fits; else that of nearly the least memory; None
-        without any.
+        """Return the plan that fits at the smallest larger number of micro-batches; if none fits, the plan of nearly the least
+        memory; None if there is no plan.
 
         More micro-batches shrink activations alone. So where weights and states do not fit, no larger number is searched for a plan that
         fits, and of all larger ones the largest at which each data rank of some mesh has a sample takes the least memory. Example:
@@ -255,8 +255,8 @@ class _BaselineSearch:
         if smallest.solution is None:
             return None
         planner, problem, answer = smallest.solution
-        # The very least splits what nobody splits: a row-parallel q_proj behind a norm saves 4 % of Llama-3-8B's peak on 8 A100, and
-        # costs 10 % of its step. So the fastest plan that takes hardly more is shown.
+        # The plan of the least memory splits what nobody splits: a row-parallel q_proj behind a norm saves 4 % of Llama-3-8B's peak on 8
+        # A100, and costs 10 % of its step. So the fastest plan that takes hardly more is shown.
         with planner.clock("baselines"):
             # One search among the sums is enough, since nothing here has to fit: to meet a simulated peak took five.
             assert answer.smallest is not None
@@ -294,7 +294,7 @@ class _BaselineSearch:
         return [self._problems[key] for mesh in meshes if (key := (id(planner), mesh)) in self._problems]
 
     def bound_s(self, planners: Sequence[Planner], mesh: DeviceMesh) -> float:
-        """Return what no plan of these planners takes less than on a mesh, as far as it is known."""
+        """Return the highest known lower bound on the step of these planners' plans on a mesh; 0 if none is known."""
         return max((self._bounds_s.get((id(planner), mesh), 0.0) for planner in planners), default=0.0)
 
 

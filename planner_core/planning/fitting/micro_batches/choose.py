@@ -7,9 +7,9 @@ never falls as the number grows:
     least step time with n micro-batches  ≤  least step time with n · p micro-batches        (any memory)
 
 This holds for each mesh. A mesh is left out from the first number on whose least step time is not below the best plan that fits.
-The search ends when no mesh is left. Where a micro-batch gives each GPU a sample, what context ranks do is done at least as quickly by
-ranks with samples of their own. Where it does not, or a tool's layout has context ranks, the least step time is that of a larger space
-(`ops.strategies_of_any_samples`): beside experts, context ranks take one sample of a rank at once, which a larger number of
+The search ends when no mesh is left. Where a micro-batch gives each GPU a sample, ranks with samples of their own do the work of
+context ranks at least as quickly. Where it does not, or a tool's layout has context ranks, the least step time is that of a larger
+space (`ops.strategies_of_any_samples`): beside experts, context ranks take one sample of a rank at once, which a larger number of
 micro-batches alone may give.
 
 A search for the least communication takes the first number with a plan that fits. More micro-batches only let layouts fit that do
@@ -128,8 +128,8 @@ def look_whether_any_fits(task: SearchTask, state: SearchState) -> str:
 
 
 def search_least_memory(task: SearchTask, state: SearchState) -> str:
-    """Search the plan of least memory, where nothing can fit: with the first number, and with the one of the least sum among those others
-    that can have it. That nothing fits is the answer, so it is shown before the other number, whose graph may have to be captured."""
+    """Search the plan of least memory, where nothing can fit: with the first number, and with the other number whose sum of memory is the
+    least. That nothing fits is the answer, so it is shown before the other number, whose graph may have to be captured."""
     if not state.nothing_can_fit:
         return "a plan may fit"
     if search_one_axis(task, state):

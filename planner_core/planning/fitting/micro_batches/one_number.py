@@ -32,8 +32,8 @@ from planner_core.search.algebra import Incumbent
 
 
 class PlanOfNumber(NamedTuple):
-    """What a search without proof gives. `plan`: None if none is within the user's budget. `peak_bytes`: what the plan takes per GPU, or
-    what the one of least memory does. `bound`: no plan that fits is below it."""
+    """What a search without proof gives. `plan`: None if none is within the user's budget. `peak_bytes`: what that plan takes per GPU;
+    without one, what the plan of least memory takes. `bound`: a lower bound on the value of every plan that fits."""
 
     plan: Plan | None
     peak_bytes: float
@@ -147,7 +147,7 @@ def preview_without_recomputation(task: SearchTask, state: SearchState, candidat
 
 
 def fastest_nearly_fits(candidate: MicroBatchCandidate) -> bool:
-    """Return whether the fastest plan of any memory without recomputation takes hardly more than there is, on one of the meshes."""
+    """Return whether on one of the meshes the fastest plan without recomputation takes at most FIRST_BUDGET_FACTOR times the budget."""
     problems = build_problems(candidate.plain, candidate.options) or ()
     fastest = (search_roughly(p, candidate.plain.objective()) for p in problems if p.unrestricted is None)
     most_bytes = FIRST_BUDGET_FACTOR * candidate.plain.budget
@@ -200,7 +200,7 @@ def bound_meshes(task: SearchTask, state: SearchState, candidate: MicroBatchCand
 
 
 def bound_multiples_on(state: SearchState, candidate: MicroBatchCandidate, mesh: DeviceMesh) -> float:
-    """Return a value that no plan of any memory on one mesh is below, with a number of micro-batches or with a multiple of it."""
+    """Return a lower bound on the plans of any memory on one mesh, with a number of micro-batches or with a multiple of it."""
     incumbent, of_divisors = state.best_fitting.value, state.bounds.of_divisors_on(mesh, candidate.micro_batches)
     if of_divisors is not None and of_divisors >= incumbent:
         return of_divisors
@@ -210,7 +210,7 @@ def bound_multiples_on(state: SearchState, candidate: MicroBatchCandidate, mesh:
 
 
 def bound_on_mesh(planner: Planner, mesh: DeviceMesh, *, relaxed: bool = True) -> float:
-    """Return a value that no plan of any memory on one mesh is below; 0 if it is not known. `relaxed`: also where the space is a smaller
+    """Return a lower bound on the plans of any memory on one mesh; 0 if none is known. `relaxed`: also where the space is a smaller
     one.
 
     Of `MicroBatchCandidate.bounding` it holds for multiples of the number of micro-batches too. ALBERT, whose layers share their weights,

@@ -38,7 +38,7 @@ class SearchTask:
 
 @dataclass(slots=True)
 class LowerBounds:
-    """Values that no plan is below.
+    """Lower bounds on the values of plans.
 
     Attributes:
         any_number: Of plans of any number of micro-batches and of any memory.
@@ -85,8 +85,8 @@ class SearchState:
         best_fitting: The best plan that fits, with its planner and its value.
         best_of_any_memory: The best plan of any memory of a number, where it fits: no multiple of that number is better.
         searched: The numbers that were searched, and that an exact search may be worth.
-        peak_bytes: By searched number, the bytes per GPU of its plan, or of what comes nearest to the budget.
-        bounds: What no plan is below.
+        peak_bytes: By searched number, the bytes per GPU of its plan, or of the plan that comes nearest to the budget.
+        bounds: Lower bounds on the values of plans.
         is_first_shown: Whether a first plan was shown.
         reasons: By step, why it ended or had nothing to do.
         candidates: By number, with the planners whose networks its searches and bounds share.
@@ -122,7 +122,7 @@ class SearchState:
 
     @property
     def last_useful_number(self) -> int:
-        """The number of which no multiple is better; 0 if there is none."""
+        """The number whose multiples have no better plan; 0 if none is known."""
         return self.best_of_any_memory[0].workload.accumulate if self.best_of_any_memory else 0
 
     def may_hold_better_plan(self, number: int) -> bool:

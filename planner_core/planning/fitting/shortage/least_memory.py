@@ -62,7 +62,7 @@ def note_oversized_states(planner: Planner) -> tuple[str, ...]:
 
 def note_shortage(smallest: Plan, planner: Planner, at_least: float) -> tuple[Note, ...]:
     """Return the notes of a plan of least memory, `smallest`, that needs more than the planner's budget. `at_least`: the network's sum for
-    that plan, below which no plan is. If it is far below the plan's peak, another plan may have a lower peak."""
+    that plan, a lower bound for all plans. If it is far below the plan's peak, another plan may have a lower peak."""
     peak = smallest.cost.memory_bytes["peak"]
     most = "" if peak <= at_least * (1 + BUFFERS) else "at most "
     amounts = needed_and_available(peak, planner.budget)
@@ -146,11 +146,11 @@ def refuse_or_least_memory(
 
 
 def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem, bound: float, at_least: float) -> Plan:
-    """Return the plan of least memory, which does not fit. Raises NoPlanFits if the user gave a budget. `at_least`: bytes that no plan is
-    below.
+    """Return the plan of least memory, which does not fit. Raises NoPlanFits if the user gave a budget. `at_least`: a lower
+    bound on the bytes of every plan.
 
-    `bound`: a value that no plan which fits is below. A search without a proof may have missed one. Infinite if none fits, which a plan
-    says by no bound.
+    `bound`: a lower bound on the value of every plan that fits, since a search without a proof may have missed one. It is infinite if no
+    plan fits, and the returned plan then has no bound.
     """
     assert answer.smallest is not None
     smallest = Answer(answer.smallest, 0.0, 0.0, answer.least_memory)

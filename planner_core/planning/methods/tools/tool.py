@@ -115,8 +115,8 @@ class Tool(Target):
         searched: Which of its settings are searched, in words after "can be told". Without them "the best that torchtitan can be told"
             was beaten by a file that torchtitan takes, since `price` reads more.
         other_names: What people call it beside its name and its title, in lower case.
-        recomputations: Those that it can be told, each of all blocks, from the one of the least work: its settings know no copies.
-        other_recomputations: Its own words for others that have the name of one of the planner's alone, with what they mean.
+        recomputations: The recomputations that its settings can state, each for all blocks, the one of the least work first.
+        other_recomputations: Its other recomputations whose names the planner uses for something else, and what they mean.
         gradients: The dtype in which it keeps and sums gradients unless its file says another; None: the plan's.
         plugins: The tools that it starts as well, by a section of its own file, and the dtype in which they then sum gradients.
         stages: The pipeline stages that it runs; None if its settings state none.
