@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,22 +13,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner_core.core import Workload, load_cluster
+from planner_core.core import RECOMPUTE, DeviceMesh, Workload, load_cluster
 from planner_core.core.graph import Op
 from planner_core.core.mesh import parse_mesh
+from planner_core.cost import Component
 from planner_core.cost.model import cost_model
+from planner_core.models.loading import load_model
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.planning import Request, prepare_planner
+from planner_core.search import solve_folded
 from planner_core.search.algebra.elimination import eliminate
 from planner_core.search.algebra.elimination_order import TooWide, choose_elimination_order
 from planner_core.search.algebra.minplus import MinPlusPower, min_plus_power, min_plus_product
-from planner_core.search.network import BlockCache, build_networks
+from planner_core.search.lagrangian import make_objective
+from planner_core.search.network import BlockCache, Problem, build_networks
 from planner_core.search.network import block as block_module
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import NUM_COMPONENTS, Costs, Factor, Network, TablePool
 from planner_core.search.network.folded import boundary_pairs, build_problem
+from planner_core.search.network.search_cache import SearchCache
 from tests.support.random_graphs import B, S, prepared, random_graph
 from tests.support.solvers import brute_force, evaluate, highs, toulbar2
+from tests.support.tiny_models import TEXT
 
 
 def random_network(seed: int) -> dict[str, Any]:
@@ -342,3 +349,44 @@ def test_blocks_of_a_model_share_tables() -> None:
     for number in shared:
         factors = [f for c in (*encoder, *decoder) for f, n in zip(c.factors, c.kinds, strict=True) if n == number]
         assert len({id(f.costs) for f in factors}) == 1
+
+
+GEMMA: dict[str, Any] = {
+    **TEXT,
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "num_hidden_layers": 5,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "sliding_window": 8,
+    "sliding_window_pattern": 3,
+}
+"""Runs of two layers with a window, and one layer without between them."""
+
+
+@pytest.mark.parametrize(("model", "layers"), [("llama-3-8b", 1), ("t5-large", 2), (GEMMA, None)])
+def test_what_a_policy_costs_does_not_depend_on_the_others(model: str | dict[str, Any], layers: int | None) -> None:
+    """One layer of Llama that recomputes nothing paid for its input, which only recomputed layers keep."""
+    graph = load_model(model, layers=layers, batch=16, seq=32)
+
+    def problems(recompute: str) -> tuple[Problem, Problem]:
+        asked = Request("a model", cluster="1x8-h100:gpus=4", recompute=recompute)
+        problem = prepare_planner(asked, graph).problem(DeviceMesh(("world",), (4,)))
+        assert problem.make_at_least is not None
+        return problem, problem.make_at_least()
+
+    def least(problem: Problem, s_per_byte: float) -> float:
+        found = solve_folded(problem, make_objective(problem, "time").with_prices(s_per_byte, 0.0))
+        assert found is not None
+        return found.seconds + s_per_byte * float(found.totals[Component.AFTER_FORWARD])
+
+    of_all = problems("auto")
+    # A policy that keeps the same as another is not among those of `auto`.
+    policies = [p for p in RECOMPUTE if all(p in variants for variants in of_all[0].blocks.values())]
+    assert {"none", "full"} <= {*policies}
+    for policy in policies:
+        for alone, every in zip(problems(policy), of_all, strict=True):
+            blocks = {name: {policy: variants[policy]} for name, variants in every.blocks.items()}
+            among = replace(every, blocks=blocks, cache=SearchCache())
+            for price in (1e-11, 1e-7):
+                assert least(among, price) == pytest.approx(least(alone, price), rel=1e-9), policy

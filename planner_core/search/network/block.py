@@ -103,6 +103,7 @@ class _Builder:
         # Readers come first: the factor of a tensor counts its bytes once, if any reader saves it.
         for i, strategy in enumerate(self.strategies.groups):
             self._mark_saved(i, strategy)
+        self.net.saved_values.update(self.saved_inputs)
         for value in sorted(self.crossing):
             self._add_tensor(value)
         for i, strategy in enumerate(self.strategies.groups):
@@ -207,8 +208,6 @@ class _Builder:
         self.net.sizes[name], self.net.tensors[name] = len(states), states
         # If a copy counted its ports too, the tensor between two copies would be counted by both.
         if value in self.ports:  # the caller's network counts the bytes of ports
-            if value in self.saved_inputs:
-                self.net.saved_ports.add(value)
             return
         if v.kind == "parameter":
             meta, segments = (v.meta, v.grad), self.segments(value)

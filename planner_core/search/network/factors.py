@@ -247,17 +247,16 @@ class RuleCache:
 class Network:
     """The cost network of one block: its variables (name -> number of states) and its factors.
 
-    `tensors` and `nodes` say what the states mean: the joint states of a tensor or weight, the joint rows of a group. A *port*
-    is a tensor that is an input or an output of the block. `saved_ports` are the ports whose delivered tensor an operator of
-    this block keeps for backward. `saves_between` says whether the tensor between two copies of the block is kept. All networks of the
-    block on one mesh share the `rules`.
+    `tensors` and `nodes` say what the states mean: the joint states of a tensor or weight, the joint rows of a group. `saved_values` are
+    the values whose delivered tensor an operator of this block, or a block that it calls, keeps for backward. `saves_between` says whether
+    the tensor between two copies of the block is kept. All networks of the block on one mesh share the `rules`.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
     factors: list[Factor] = field(default_factory=list)
     tensors: dict[str, TensorStates] = field(default_factory=dict)
     nodes: dict[str, GroupRows] = field(default_factory=dict)
-    saved_ports: set[int] = field(default_factory=set)
+    saved_values: set[int] = field(default_factory=set)
     saves_between: bool = False
     rules: RuleCache = field(default_factory=RuleCache)
 

@@ -12,7 +12,7 @@ eliminated once to a table [state before, state after] of the residual stream. I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -34,7 +34,13 @@ from planner_core.search.network.factors import (
     tensor_name,
 )
 from planner_core.search.network.group_work import BlockCache, OperatorCache, UnitOptions
-from planner_core.search.network.runs import Run, find_runs, mark_saved_chain_tensors
+from planner_core.search.network.runs import (
+    Run,
+    add_inputs_saved_by_some,
+    find_runs,
+    mark_saved_chain_tensors,
+    values_always_saved,
+)
 from planner_core.search.network.search_cache import SearchCache
 
 
@@ -203,11 +209,11 @@ def build_networks(
             net = build_block(block, strategies[name], model, options, caches[name])
             if not keeps_all:  # the recomputation starts from the block's inputs
                 activations = (i for i in block.block.inputs if block.block.values[i].kind == "activation")
-                net.saved_ports.update(activations)
+                net.saved_values.update(activations)
             blocks[name][variant] = net
-    entries = mark_saved_chain_tensors(runs, graph.top, graph.blocks, blocks, at_least)
+    mark_saved_chain_tensors(runs, graph.blocks, blocks)
     options = UnitOptions(
-        saved_by_calls=_values_saved_by_calls(graph, blocks, entries, at_least),
+        saved_by_calls=_values_saved_by_calls(graph, blocks),
         skipped_values=inside,
         ends=ops_at_the_ends(coarse),
         fixed_s=model.software.outside_s,
@@ -215,23 +221,24 @@ def build_networks(
         at_least=at_least,
     )
     top = build_block(coarse.top, strategies[""], model, options, caches[""])
+    add_inputs_saved_by_some(graph, blocks, top.saved_values, at_least)
     _require_replicated_results(coarse.top.block, top)
     return ModelNetworks(runs, top, blocks)
 
 
-def _values_saved_by_calls(
-    graph: Graph, blocks: Mapping[str, Mapping[str, Network]], entries: Collection[int], at_least: bool
-) -> set[int]:
-    """Return the values of the top block that calls of repeated blocks save for backward."""
-    saved_values: set[int] = set()
-    for call in graph.calls():
-        inner = graph.blocks[call.block]
-        pairs = zip((*inner.inputs, *inner.outputs), (*call.inputs, *call.outputs), strict=True)
-        combine = set.intersection if at_least else set.union
-        saved_ports = combine(*(net.saved_ports for net in blocks[call.block].values()))
-        # The copies count the tensors in `entries` themselves, so the top block must not count them a second time.
-        saved_values.update(outer for v, outer in pairs if v in saved_ports and outer not in entries)
-    return saved_values
+def _values_saved_by_calls(graph: Graph, blocks: Mapping[str, Mapping[str, Network]]) -> set[int]:
+    """Return the values of the top block that calls of repeated blocks save for backward under every policy of recomputation."""
+    always = {name: values_always_saved(variants) for name, variants in blocks.items()}
+    return {
+        outer
+        for call in graph.calls()
+        for inner, outer in zip(
+            (*graph.blocks[call.block].inputs, *graph.blocks[call.block].outputs),
+            (*call.inputs, *call.outputs),
+            strict=True,
+        )
+        if inner in always[call.block]
+    }
 
 
 def build_problem(

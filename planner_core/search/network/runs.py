@@ -1,15 +1,19 @@
-"""Runs of calls of one block, and who keeps the tensor that links two copies for backward."""
+"""Runs of calls of one block, and who keeps the tensors at their ends for backward."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner_core.core import Block, Call
+from planner_core.core import Block, Call, Graph
 from planner_core.cost import Component
 from planner_core.search.network.factors import Factor, Network, tensor_name, zero_costs
+
+Nets = Mapping[str, Mapping[str, Network]]
+"""The networks of each repeated block, by its name and by policy of recomputation."""
 
 NO_CHAIN = -1, -1
 """Stands for the numbers (input, output) that link the calls of a run of one call."""
@@ -81,52 +85,51 @@ def _chain_ports(
     return p, q
 
 
-def mark_saved_chain_tensors(
-    runs: list[Run],
-    top: Block,
-    blocks: Mapping[str, Block],
-    nets: Mapping[str, Mapping[str, Network]],
-    at_least: bool,
-) -> set[int]:
-    """Mark for each chain of copies which side keeps the tensor between two of them for backward.
-
-    If all variants keep their input, or a copy keeps its output, `Network.saves_between` is set. If only some variants keep their
-    input, the bytes go into the network of each of these variants. `at_least`: what only some variants keep is not counted for all.
-    Returns the tensors with which such chains begin: the first copy counts them, and the top block does not.
-    """
-    entries: set[int] = set()
+def mark_saved_chain_tensors(runs: list[Run], blocks: Mapping[str, Block], nets: Nets) -> None:
+    """Set `Network.saves_between` of each chain whose copies keep the tensor between two of them under every policy."""
     for run in runs:
         if run.chain_in < 0:
             continue
-        entry, exit_value = blocks[run.block].inputs[run.chain_in], blocks[run.block].outputs[run.chain_out]
-        variants = list(nets[run.block].values())
-        keeps = [entry in net.saved_ports for net in variants]
-        first = run.calls[0].inputs[run.chain_in]
-        if (
-            any(keeps)
-            and not all(keeps)
-            and not any(exit_value in n.saved_ports for n in variants)
-            and _is_read_once(run, first, runs, top)
-        ):
-            entries.add(first)
-            for net, keeps_it in zip(variants, keeps, strict=True):
-                cost = zero_costs(net.sizes[tensor_name(entry)])
-                # Only the variants that keep their input pay for it, so a mix of variants along the run is counted exactly.
-                cost[Component.AFTER_FORWARD] = net.tensors[tensor_name(entry)].local_bytes * keeps_it
-                net.factors.append(Factor((tensor_name(entry),), cost, np.ones(cost.shape[1], dtype=bool)))
-        else:
-            combine = all if at_least else any
-            for net in variants:
-                net.saves_between = combine(keeps) or combine(exit_value in n.saved_ports for n in variants)
-    return entries
+        always = values_always_saved(nets[run.block])
+        ends = {blocks[run.block].inputs[run.chain_in], blocks[run.block].outputs[run.chain_out]}
+        for net in nets[run.block].values():
+            net.saves_between = not always.isdisjoint(ends)
 
 
-def _is_read_once(run: Run, first: int, runs: list[Run], top: Block) -> bool:
-    """Return whether the run has all calls of its block, and no other reader keeps the tensor with which it begins."""
-    is_only_run = sum(r.block == run.block for r in runs) == 1
-    others = [i for i in top.items if first in i.inputs and i is not run.calls[0]]
-    return (
-        is_only_run
-        and not any(isinstance(i, Call) or first in i.saved for i in others)
-        and run.calls[0].inputs.count(first) == 1
-    )
+def values_always_saved(variants: Mapping[str, Network]) -> set[int]:
+    """Return the values of a block that it keeps for backward under every policy of recomputation."""
+    return set.intersection(*(net.saved_values for net in variants.values()))
+
+
+def add_inputs_saved_by_some(graph: Graph, nets: Nets, saved: Collection[int], at_least: bool) -> None:
+    """Add the inputs that a block keeps under some policies of recomputation to the memory of these policies.
+
+    So what a policy costs does not depend on the others that copies may choose. `saved`: the values of the top block that it counts
+    itself. The calls that read one value share its bytes, so copies that are alike are counted exactly, and so is any mix of copies if each
+    reads a value of its own. One network stands for all calls of a block: it has the mean of their shares, or the least if its sum must
+    not be above the walk (`at_least`).
+
+    Example: a layer of Llama keeps its input only if it is recomputed, so each recomputed layer has one more tensor. 24 layers of T5 read
+    one position bias, and each recomputed layer has 1 / 24 of it.
+    """
+    some = {
+        name: set.union(*(n.saved_values for n in variants.values())) - values_always_saved(variants)
+        for name, variants in nets.items()
+    }
+    reads = [
+        (call.block, port, value)
+        for call in graph.calls()
+        for port, value in zip(graph.blocks[call.block].inputs, call.inputs, strict=True)
+        if port in some[call.block]
+    ]
+    readers = Counter(value for _, _, value in reads)
+    shares: dict[tuple[str, int], list[float]] = {}
+    for block, port, value in reads:
+        shares.setdefault((block, port), []).append(0.0 if value in saved else 1 / readers[value])
+    for (block, port), of_calls in shares.items():
+        share = min(of_calls) if at_least else sum(of_calls) / len(of_calls)
+        for net in nets[block].values():
+            name = tensor_name(port)
+            cost = zero_costs(net.sizes[name])
+            cost[Component.AFTER_FORWARD] = net.tensors[name].local_bytes * share * (port in net.saved_values)
+            net.factors.append(Factor((name,), cost, np.ones(cost.shape[1], dtype=bool)))
