@@ -108,6 +108,8 @@ class Choice:
     """The row of the plan of one stage, which has another name where it does not fit."""
     leaves_stages: bool = False
     """Where no plan fits: plans with stages are in the request's space, and one that is not shown may take less memory."""
+    same: tuple[str, ...] = ()
+    """Rows with the fastest plan under another name."""
 
     @property
     def sentence(self) -> str:
@@ -130,10 +132,10 @@ class Choice:
         doubt = "the prediction's doubt"
         unknown = self._say_what_is_unknown()
         if not self.ties and self.fastest in self.no_evidence:
-            return f"{self.fastest} is predicted faster than every other plan that fits; the doubt {unknown}"
+            return f"{self._fastest_rows} predicted faster than every other plan that fits; the doubt {unknown}"
         if not self.ties:
             beside = f", which {unknown}" if unknown else ""
-            return f"{self.fastest} is faster than every other plan that fits, by more than {doubt}{beside}"
+            return f"{self._fastest_rows} faster than every other plan that fits, by more than {doubt}{beside}"
         if unknown:
             doubt = f"the doubt of kinds of run that were measured; that {unknown}"
         names = ", ".join(f"{t.name} (+{100 * t.slower:.1f} %)" for t in self.ties)
@@ -143,6 +145,12 @@ class Choice:
             return f"{tie}. {self.fastest} is {why}"
         gain = next(t.slower for t in self.ties if t.name == self.recommended)
         return f"{tie}. Run {self.recommended}, the simplest: {self.simplicity.value}. {self.fastest} may gain {100 * gain:.1f} %"
+
+    @property
+    def _fastest_rows(self) -> str:
+        """The fastest plan by all its names, with its verb. Example: "best is" or "best and data parallel are one plan, which is"."""
+        rows = (self.fastest, *self.same)
+        return f"{', '.join(rows[:-1])} and {rows[-1]} are one plan, which is" if self.same else f"{self.fastest} is"
 
     def _say_what_is_unknown(self) -> str:
         """Return of which rows the doubt is not known, and why. Example: "of stages is not known: no published run ..."."""
@@ -235,7 +243,11 @@ class Result:
     def choice(self) -> Choice:
         """How sure the order of the plans is, and which of them is recommended."""
         choice = _choose_among_ties(self)
-        return replace(choice, no_evidence=_find_missing_evidence(choice, self)) if choice.fits else choice
+        if not choice.fits:
+            return choice
+        fastest = next(p for p in self.plans if p.name == choice.fastest)
+        same = tuple(p.name for p in self.plans if p is not fastest and p.fits and _is_same_plan(p, fastest))
+        return replace(choice, no_evidence=_find_missing_evidence(choice, self), same=same)
 
     @property
     def recommended(self) -> Plan:
@@ -384,10 +396,15 @@ def _ties_of(fastest: Plan, result: Result) -> tuple[Tie, ...]:
         doubt = doubt_between(fastest, plan, result.cluster)
         slower = plan.cost.step_time_s / fastest.cost.step_time_s - 1
         # Another row may hold the same plan under another name. Whatever a plan was searched for, its step may tie.
-        other = plan.name != fastest.name and (plan.mesh, plan.blocks) != (fastest.mesh, fastest.blocks)
-        if plan.fits and 0 <= slower <= doubt and other:
+        if plan.fits and 0 <= slower <= doubt and not _is_same_plan(plan, fastest):
             ties.append(Tie(plan.name, plan.method, slower, doubt))
     return tuple(sorted(ties, key=lambda t: t.slower))
+
+
+def _is_same_plan(one: Plan, other: Plan) -> bool:
+    """Return whether two rows hold one plan: the same layout of the same micro-batches, whatever found it."""
+    names = ("mesh", "blocks", "pipeline", "accumulate")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def doubt_between(one: Plan, other: Plan, cluster: Cluster) -> float:

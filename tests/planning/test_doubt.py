@@ -58,6 +58,17 @@ def test_a_plan_that_was_searched_for_another_objective_may_tie(result: Result) 
     assert "a tie of best with TAPS (+2.0 %)" in choice.sentence
 
 
+def test_the_same_plan_under_another_name_is_no_slower_plan(result: Result) -> None:
+    """Data parallelism was the best plan of T5 on 8 GPUs, and "best" was called faster than every other."""
+    best = result.best
+    choice = replace(result, plans=(best, replace(best, name="data parallel", method="data-parallel"))).choice
+    assert choice.same == ("data parallel",) and not choice.ties
+    assert choice.sentence.startswith("best and data parallel are one plan")
+    # The same layout with other micro-batches is another plan.
+    staged = replace(best, name="other", workload=replace(best.workload, accumulate=2 * best.accumulate))
+    assert not replace(result, plans=(best, staged)).choice.same
+
+
 def test_of_ties_the_simplest_is_recommended(result: Result) -> None:
     """A baseline that takes 1 % longer is recommended and said to be given up; one that takes 11 % longer is no tie."""
     fsdp = next(p for p in result.plans if p.method == "fsdp")
