@@ -40,7 +40,7 @@ class AblationStep:
     plan: Plan | None
 
     def called(self, step: AblationStep) -> AblationStep:
-        """This plan as that of an earlier step, which did not find it and so did not prove it: its gap is that of its own space."""
+        """Return an earlier `step` with this plan, which it did not find and so did not prove: its bound is the earlier step's own."""
         if self is step or self.plan is None:
             return step
         others = (note for note in self.plan.notes if note.kind is not NoteKind.GAP)

@@ -270,7 +270,7 @@ def simulation_text(plans: Sequence[Plan], times: Sequence[float]) -> str:
 
 
 def row_title(plan: Plan, plans: Iterable[Plan]) -> str:
-    """Name the row of a plan: the best plan, and that of the least communication, is of one stage where a row of more stages is quicker."""
+    """Name the row of a plan. The best plan and that of least communication are "of one stage" where a plan with stages is listed."""
     of_least_communication = plan.method == EXACT.name and plan.objective != "time"
     is_least = of_least_communication or plan.role in (PlanRole.BEST, PlanRole.SIMPLER, PlanRole.FASTEST)
     has_rival = is_least and plan.pipeline is None and any(p.role is PlanRole.STAGES for p in plans)

@@ -18,10 +18,10 @@ from planner_core.search import OBJECTIVES
 
 
 def compare_methods(request: Request, progress: Progress | None = None, graph: Graph | None = None) -> Result:
-    """Plan as `plan_model` does, and by every method at the number of micro-batches of its chosen plan, with recomputation if that has it.
+    """Plan as `plan_model` does, and by every method with the micro-batches and the recomputation of its chosen plan.
 
-    The papers know neither. With a number of their own those that minimise communication would compute everything on every GPU, in
-    micro-batches small enough. The object of `compare --json` has the form of that of `plan --json`.
+    The papers know neither. With a number of micro-batches of their own, methods that minimise communication would compute everything
+    on every GPU, in micro-batches small enough. `compare --json` gives an object of the same form as `plan --json`.
     """
     result = plan_model(request, graph, progress)
     result = replace(result, plans=without_simpler(result.plans))

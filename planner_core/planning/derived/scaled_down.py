@@ -168,7 +168,7 @@ class _Retargeting:
         return tuple((d, s) for d in range(rank) if (s := self.segments[block.name].get((value, d))))
 
     def _list_segments(self, block: Block, value: int, *forms: Placements) -> dict[int, tuple[int, ...]]:
-        """Return the dims that are not cut as one into equal parts: fused ones, and those of which a weight's last part is shorter."""
+        """Return the dims that are not cut as one into equal parts: fused dims, and dims whose last part of a weight is shorter."""
         shape = block.values[value].meta.shape
         return {**dict(self._fused_segments(block, value)), **unevenly_split_dims(shape, forms, self.model.sizes)}
 

@@ -38,7 +38,7 @@ def plan_trade_offs(
     """Return the corners of the front of step time and memory over all meshes, as plans that fit. Left out is what is `shown` already,
     and what another plan or one of the `baselines` beats.
 
-    They recompute as the planner may: that of an answer which fits without recomputation has none, whatever the request leaves open.
+    They recompute as the planner may: if the answer fits without recomputation, so do they, whatever the request leaves open.
     """
     # The search sums memory up to the end of forward, so a corner within the budget may have its peak above it.
     plans = [p for p in unseen_corners(planner, options, shown) if p.fits]
@@ -91,8 +91,8 @@ def _as_plans(
     problems: Sequence[Problem],
     wide: Sequence[TooWide],
 ) -> list[Plan]:
-    """Return the points as plans, each with its bound: of those of all meshes that hold no more at the end of forward. One is proven
-    only if no mesh has a plan below the hull of the `corners`, and if it is a corner of that."""
+    """Return the points as plans, each with a lower bound on all plans of all meshes that hold no more at the end of forward. A plan is
+    proven only if it is a corner of the hull of the `corners`, and no mesh has a plan below that hull."""
     with planner.clock("front"):
         points = [_seconds_and_bytes(a) for a in corners]
         bounds = least_seconds_within(problems, points, [_seconds_and_bytes(a)[1] for *_, a in front])

@@ -159,7 +159,7 @@ def _search_in_order(
     prove: bool,
     bounded: bool = True,
 ) -> SearchedMeshes:
-    """Search the problems in this order. `bounded`: those that need no search are bounded nevertheless."""
+    """Search the problems in this order. `bounded`: problems that need no search get a bound nevertheless."""
     searched = SearchedMeshes()
     for candidate in ranked:
         problem, best = candidate.problem, searched.best.solution
@@ -238,8 +238,8 @@ def _best_without_gathers(
     least_memory: MeshAnswer,
     bound: float,
 ) -> Plan:
-    """Return the best plan that gathers no weights at their use, and so needs no buffers for them. If none fits: that of least memory, of
-    all plans. Raises NoPlanFits as `choose_mesh` does."""
+    """Return the best plan that gathers no weights at their use, and so needs no buffers for them. If none fits, return the plan of
+    least memory of all. Raises NoPlanFits as `choose_mesh` does."""
     error: NoPlanFits | None = None
     plan: Plan | None = None
     try:
@@ -301,7 +301,7 @@ def _find_missed_plan(
 
 
 def mesh_of_quick_plan(planner: Planner, options: Sequence[DeviceMesh], report_progress: Progress) -> DeviceMesh | None:
-    """Return the mesh of the quickest plan among those of searches without proof whose simulated peak fits; None if none does."""
+    """Return the mesh of the quickest plan that searches without proof give and whose simulated peak fits; None if none fits."""
     ranked, _ = _ranked_problems(planner, options, METHODS[planner.request.method], report_progress, math.inf)
     best, mesh = math.inf, None
     for candidate in ranked:

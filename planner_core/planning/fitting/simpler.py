@@ -27,8 +27,8 @@ SLOWER = 0.02
 
 
 def prefer_simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], report_progress: Progress) -> list[Plan]:
-    """Return the plan that leads, and behind it the fastest one if that is another. `others`: if one of these that fits is faster than the
-    plan on one axis, that does not lead. Nor does it if the user set the mesh, the memory, a tool or the micro-batch, or asks for another
+    """Return the plan that leads, and behind it the `fastest` if another leads. The plan on one axis does not lead if one of the `others`
+    fits and is faster, nor if the user set the mesh, the memory, a tool or the micro-batch, or asks for another
     objective."""
     request = planner.request
     bound = (request.mesh, request.tool, request.memory_gb, request.micro_batch)

@@ -25,8 +25,8 @@ from planner_core.planning.stages.tool_forms import layout_of_tool
 MIN_ACTIVATION_SHARE, RECOMPUTE_OVERHEAD = 0.04, 0.33
 """The least share of activations under recomputation, and the most that it adds to a step."""
 COMPUTE_SHARE, COMPUTE_SHARE_WITHOUT_RECOMPUTE = 0.85, 0.75
-"""The least compute of other degrees, as a share of that of the plan of one stage: products have other shapes, and that plan may
-compute its forward pass twice."""
+"""The least compute of other degrees, as a share of the compute of the plan of one stage: products have other shapes, and that plan
+may compute its forward pass twice."""
 FORWARD_SHARE = 1 / 3
 """The forward's share of a micro-batch: the backward of a product has two products."""
 

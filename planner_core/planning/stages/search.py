@@ -249,7 +249,7 @@ class _StageSearch:
 
     @property
     def limit(self) -> float:
-        """The step that a plan must be below: that of one stage from the begin, since what is not below it is of no use."""
+        """The step that a plan must be below. The plan of one stage sets it at first, since a slower plan with stages is of no use."""
         return min(self.below_s, self.best[0].cost.step_time_s if self.best else math.inf)
 
     def search_degrees(self, d: PipelineDegrees) -> bool | None:

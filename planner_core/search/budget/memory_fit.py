@@ -47,7 +47,7 @@ within. They only look for a better answer."""
 NEAR_LEAST_PRICE = 1e-8
 """Seconds per byte at which memory counts far more than time, but time still counts."""
 SMALL_SUM_PRICES = (1e-7, 1e-9, 1e-10, 1e-11)
-"""Seconds per byte at which assignments of small sums are searched, if that of the least sum does not fit."""
+"""Seconds per byte at which assignments of small sums are searched, if the assignment of the least sum does not fit."""
 BUDGET_TOLERANCE = 4e-3
 """Two budgets that differ by less than this share count as equal."""
 BUDGET_MARGIN = 1e-3
@@ -190,7 +190,7 @@ class _MemoryFit:
 
     Attributes:
         bound: A lower bound on the value of every assignment that fits.
-        max_points: The points that one search may form, of those that all may form together.
+        max_points: The points that one search may form. `limits.points` are those of all searches together.
         best_sum_budget: The budget of the sum that gave the best answer.
         peaks: The simulated peaks so far, bytes per GPU.
         least_within_sum: The least value of an assignment whose sum is within the budget, of any peak.

@@ -88,8 +88,8 @@ class TwoSums:
         return {v: int(states[states_of.get(v, 0)]) for v, states in self.alive.items()}, sums
 
     def prune_between(self, tree: BucketTree, limit: float) -> TwoSums:
-        """Return the part without the states through which nothing is within the limit, and without the choices that are clear
-        among those that are left. `bucket_tree` is that of this part."""
+        """Return the part without the states through which every assignment exceeds the limit, and without choices that are
+        clear among the states that are left. `tree` is the bucket tree of this part."""
         pick = {}
         for bucket, margin in zip(tree.buckets, tree.margins, strict=False):
             least = margin.reshape(-1, margin.shape[-1]).min(axis=0)

@@ -235,7 +235,7 @@ class RuleCache:
     """What restrictions work out on one network of a block, for all networks of the block on one mesh: these differ in their weights'
     states and in costs.
 
-    `factors` are those that a restriction adds whatever states the weights have, by what they depend on, then by variable. `samples` are
+    `factors`: what a restriction adds whatever states the weights have, by what the factors depend on, then by variable. `samples` are
     None until a restriction asks for them.
     """
 

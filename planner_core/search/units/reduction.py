@@ -85,7 +85,7 @@ def elimination_recipe(
 
 
 def _make_recipe(compiled: CompiledNetwork, recipe: Recipe) -> Recipe:
-    """Return the recipe, which is `recipe` from one that has the scopes and arrays of the factors alone."""
+    """Complete a `recipe` that has the scopes and arrays of the factors alone, and return it."""
     sizes, scopes = compiled.sizes, recipe.scopes
     rank = {v: i for i, v in enumerate(compiled.sequence)}
     entries = [math.prod(sizes[v] for v in scope) for scope in scopes]

@@ -20,9 +20,9 @@ from planner_core.planning.fitting.mesh_search import check_bound_below
 def describe_restriction_cost(plan: Plan, exact: Mapping[str, Plan]) -> Sentence:
     """Return a sentence: step and communication of a method's plan, then both of each plan of the exact search (`exact`, by its row).
 
-    The plan of the shortest step need not communicate least, so that the least of both may be no plan's. Example:
+    The plan of the shortest step need not communicate least, so there may be no plan that is best in both. Example:
     "a step takes 488.4 ms, its communication 88.14 ms; of best 273.3 ms and 26.8 ms; of least communication 536 ms and 0.5977 ms".
-    Raises SearchFault if the method's plan is better than the bound of one of these, whose space holds it.
+    Raises SearchFault if the method's plan is better than the bound of a plan of the exact search, whose space holds it.
     """
     for best in exact.values():
         check_bound_below(best, [plan])

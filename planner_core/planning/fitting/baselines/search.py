@@ -58,8 +58,8 @@ def plan_baselines(
 ) -> list[Plan]:
     """Return the best plan of each of these baselines over the meshes. A baseline that suits no mesh is left out.
 
-    If its fastest plan does not fit with the recomputation of `planner`, it is planned with `recompute`; if it does not fit so either, at
-    the next larger one of the `numbers` of micro-batches. At smaller ones it is planned as long as the same plan fits there and gets
+    If its fastest plan does not fit with the recomputation of `planner`, it is planned with `recompute`; if that does not fit either, at
+    the next larger of the `numbers` of micro-batches. At smaller ones it is planned as long as the same plan fits there and gets
     faster, or where it has no plan with more. So it fits if the layout fits at all within MORE_NUMBERS of these. If it fits nowhere, it is
     shown near its least memory. `chosen_s`: the work of the chosen plan, with which baselines may tie.
     """
@@ -277,7 +277,7 @@ class _BaselineSearch:
     ) -> list[Problem]:
         """Return the networks of the baseline at a planner's number of micro-batches and recomputation, one for each mesh that suits it.
 
-        Without those of meshes on which planners of `less_work` have a bound of `below` seconds or more. `meshes`: all, if None."""
+        Left out are meshes on which planners of `less_work` have a bound of `below` seconds or more. `meshes`: all, if None."""
         zero = self.baseline.highest_stage(planner.request.zero)
         meshes = self.options if meshes is None else meshes
         for mesh in meshes:

@@ -146,8 +146,8 @@ def search_least_memory(task: SearchTask, state: SearchState) -> str:
 
 
 def search_one_axis(task: SearchTask, state: SearchState) -> bool:
-    """Show the plan of least memory on the mesh of one axis, where nothing can fit. Returns whether it is the answer, since by how much the
-    memory is exceeded can hardly be less on other meshes and with other numbers, whose networks take most of the time.
+    """Show the plan of least memory on the mesh of one axis, where nothing can fit. Returns whether it is the answer: it is if
+    other meshes and numbers, whose networks take most of the time, can exceed the memory by little less.
 
     Example: DeepSeek-V4 on 16 H100 says after 2.5 s and not after 5 that no plan fits.
     """

@@ -14,7 +14,7 @@ RARE_FIT_STATES_SHARE = 0.99
 
 
 def offer_first_plan(task: SearchTask, state: SearchState, planner: Planner, plan: Plan) -> None:
-    """Show a plan if none was shown yet, and if it is a good one; or one that does not fit, where hardly any does."""
+    """Show a plan if none was shown yet, and if it is good. Where plans that fit are rare, show one that does not fit too."""
     if state.is_first_shown:
         return
     plan = bound_by_all_numbers(task, state, planner, plan)

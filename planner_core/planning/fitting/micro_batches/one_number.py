@@ -84,7 +84,7 @@ def _plan_and_keep(task: SearchTask, state: SearchState, candidate: MicroBatchCa
 
 
 def _forget_networks(state: SearchState, candidate: MicroBatchCandidate) -> None:
-    """Free the networks of which nothing is asked any more: those that bounded a number, and those of a number that cannot be best."""
+    """Free the networks that no later step reads: networks that bounded a number, and networks of a number that cannot be best."""
     best = state.best_fitting.solution
     done = [p for p in (candidate.plain, candidate.bounding) if p is not candidate.planner]
     may_win = state.beats_incumbent(state.bounds.within_budget.get(candidate.micro_batches, 0.0))
