@@ -26,7 +26,9 @@ from planner_core.cli.options import (
 )
 from planner_core.cli.pricing import add_budget, add_price, read_budget, run_price
 from planner_core.core import (
+    OPTIONS,
     RECOMPUTE,
+    SOFTWARE,
     Graph,
     InputError,
     Plan,
@@ -43,22 +45,13 @@ from planner_core.planning.methods import EXAMPLE, FREE, TOOL_SWITCHES, TOOLS
 
 EXPORT_OPTIONS = ("nearest",)
 """The options of `export_text`."""
-PLAN_OPTIONS = (
-    "cluster",
-    "mesh",
-    "optimizer",
-    "zero",
-    "recompute",
-    "accumulate",
-    "precision",
-    "expert_imbalance",
-    "chunks",
-    "offload",
-    "lora",
-    "nf4",
-    "vocab_multiple",
-    "memory_gb",
-    "objective",
+MODEL_OPTIONS = ("batch", "seq", "dtype", "layers")
+SEARCH_OPTIONS = ("method", "prove", "tool", "layout")
+"""The options of `plan` and `compare`: `network` searches nothing."""
+PLAN_OPTIONS = tuple(
+    name
+    for name in OPTIONS
+    if name in {f.name for f in fields(Request)} - {*MODEL_OPTIONS, *SEARCH_OPTIONS, *SOFTWARE, "micro_batch"}
 )
 """The options of `plan`, `compare` and `network`, beside those of the model and of the software."""
 PLAN_WORDS = {
@@ -125,14 +118,14 @@ def _make_parser() -> Parser:
     )
     tools = f"only plans that this tool can be told: {' | '.join((FREE, *TOOLS))}"
     layouts = f"what runs now, e.g. {EXAMPLE}: it stands among the baselines"
-    add_options(plan, "method", "prove", "tool", "micro_batch", "layout", tool=tools, layout=layouts, **PLAN_WORDS)
+    add_options(plan, *SEARCH_OPTIONS, "micro_batch", tool=tools, layout=layouts, **PLAN_WORDS)
     add_budget(plan)
     # `Request` alone recomputes nothing, in one micro-batch; who asks for a plan leaves both to the search.
     plan.set_defaults(run=_run_plan, recompute="auto", accumulate=None)
     compare = _add_plan_options(
         _add_model_options(commands.add_parser("compare", help="every method and baseline side by side"))
     )
-    add_options(compare, "method", "prove", "layout", layout=layouts, **PLAN_WORDS)
+    add_options(compare, *SEARCH_OPTIONS, tool=tools, layout=layouts, **PLAN_WORDS)
     add_budget(compare)
     # As for `plan`: without recomputation "the least memory of any plan" would be that of plans that keep everything.
     compare.set_defaults(run=_run_compare, recompute="auto", accumulate=None)
@@ -182,7 +175,7 @@ def _add_plan_commands(commands: Any) -> None:
 
 def _add_model_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
     p.add_argument("model", help="zoo name, config.json (or its folder), path.py:callable, or .pt2 file")
-    add_options(p, "batch", "seq", "dtype", "layers")
+    add_options(p, *MODEL_OPTIONS)
     p.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return p
 

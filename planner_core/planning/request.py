@@ -123,21 +123,15 @@ class Request(Software):
     def workload(self) -> Workload:
         """Return the workload, as far as it is known without the model's graph: what is not asked for counts 1."""
         micro_batches = 1 if self.accumulate is None else self.accumulate
-        stage = max(ZERO) if self.zero is None else self.zero
-        return Workload(
-            micro_batches if self.batch is None else self.batch,
-            1 if self.seq is None else self.seq,
-            self.dtype or "",
-            self.optimizer,
-            stage,
-            self.recompute,
-            micro_batches,
-            precision=self.precision,
-            chunks=self.chunks,
-            expert_imbalance=self.expert_imbalance,
-            offload=self.offload,
-            **self.stated_software(),
-        )
+        stated = {f.name: getattr(self, f.name) for f in fields(Workload) if hasattr(self, f.name)}
+        known = {
+            "batch": micro_batches if self.batch is None else self.batch,
+            "seq": 1 if self.seq is None else self.seq,
+            "dtype": self.dtype or "",
+            "zero": max(ZERO) if self.zero is None else self.zero,
+            "accumulate": micro_batches,
+        }
+        return Workload(**stated | known)
 
 
 def request_of(run: Software, model: str, cluster: Cluster, **others: Any) -> Request:

@@ -246,6 +246,14 @@ class Asked(Exception):
     """Ends a command once it is known what it asks."""
 
 
+@pytest.mark.parametrize("command", ["plan", "compare", "price", "fold"])
+def test_every_option_of_a_function_is_a_flag_of_its_command(command: str) -> None:
+    """`compare` took a tool in Python only."""
+    (commands,) = (a for a in _make_parser()._actions if isinstance(a.choices, dict))
+    flags = {word for action in commands.choices[command]._actions for word in action.option_strings}
+    assert {TABLE[name].switch for name in options_of(command)} <= flags
+
+
 @pytest.mark.parametrize("command", ["plan", "compare", "network", "price", "fold"])
 def test_a_command_follows_an_option_or_refuses_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`network` took a method and `--prove`, and wrote the same network."""

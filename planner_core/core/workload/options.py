@@ -3,7 +3,8 @@
     OPTIONS["chunks"]    chunks=2 in Python, --chunks 2 on the command line, "products in chunks" on the page
 
 To add an option, add an entry here, and a field of this name where it acts: `Workload` if it changes what a step does, `Request` if
-`plan` takes it, `Statement` if `price` does. Its flag, its type, its values and its words in messages follow from the entry.
+`plan` takes it, `Statement` if `price` does. Its flag, its type, its values and its words in messages follow from the entry; a function's
+list of options in `planning/library.py` is for type checkers.
 """
 
 from __future__ import annotations
