@@ -104,8 +104,7 @@ def _larger_gpus(values: Mapping[str, Any], cluster: Cluster, times: int, need: 
 
 
 def _more_nodes(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
-    node = cluster.levels[0].size
-    now = cluster.num_gpus // node
+    node, now = cluster.node_gpus, cluster.num_nodes
     base = _networked_cluster(values, cluster)
     while base is not None and now * times <= MAX_NODES:
         changes = {**base, "nodes": now * times}
@@ -119,11 +118,12 @@ def _more_nodes(values: Mapping[str, Any], cluster: Cluster, times: int, need: f
 
 def _networked_cluster(values: Mapping[str, Any], cluster: Cluster) -> Mapping[str, Any] | None:
     """Return the settings of a cluster of the same nodes with a network between them; None where none is known."""
-    if len(cluster.levels) > 1 or values["inter"] is not None:
+    if not cluster.is_one_node or values["inter"] is not None:
         return {}
+    nodes = cluster.node_gpus, cluster.levels[0].size
     for name in cluster_names():
         other = load_cluster(name)
-        if len(other.levels) > 1 and other.gpu == cluster.gpu and other.levels[0].size == cluster.levels[0].size:
+        if not other.is_one_node and other.gpu == cluster.gpu and (other.node_gpus, other.levels[0].size) == nodes:
             return {**dict.fromkeys(settings.CLUSTER_KEYS), "cluster": name}
     return None
 

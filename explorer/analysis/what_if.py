@@ -91,7 +91,7 @@ def quick_plan(request: Request, before: Plan, graph: GraphSource = None) -> Pla
     """
     planner = _close_open_choices(request, before, graph)
     cluster, meshes = planner.cluster, candidate_meshes(planner.request, planner.cluster)
-    near = {_mesh_sizes(cluster, cluster.num_gpus // cluster.levels[0].size)}
+    near = {_mesh_sizes(cluster, cluster.num_gpus // cluster.near_gpus)}
     if cluster == before.cluster:
         near.add(before.mesh.axis_sizes)
     options = sorted((m for m in meshes if m.axis_sizes in near), key=lambda m: m.axis_sizes != before.mesh.axis_sizes)
@@ -235,8 +235,8 @@ def current_numbers(cluster: Cluster, batch: int, seq: int) -> dict[str, Any]:
     numbers = {
         "batch": batch,
         "seq": seq,
-        "nodes": cluster.num_gpus // inner.size,
-        "gpus": inner.size,
+        "nodes": cluster.num_nodes,
+        "gpus": cluster.node_gpus,
         "intra": inner.unit_bytes_per_s / 1e9,
     }
     return numbers | ({"inter": outer[0].unit_bytes_per_s / 1e9} if outer else {})

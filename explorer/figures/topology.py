@@ -33,11 +33,11 @@ def cluster_svg(plan: Plan, theme: Theme, beside: Sequence[Plan] = (), per_row: 
     Widths are shared with the plans in `beside`; two rows of `per_row` nodes are drawn.
     """
     cluster = plan.cluster
-    per_node = cluster.levels[0].size
+    per_node = cluster.near_gpus
     nodes = cluster.num_gpus // per_node
     shown, cols = min(nodes, 2 * per_row), min(nodes, per_row)
     matrix = bytes_between_gpus(plan, cluster, PHASES)
-    others = [(bytes_between_gpus(p, c := p.cluster, PHASES), c.levels[0].size) for p in beside if p is not plan]
+    others = [(bytes_between_gpus(p, c := p.cluster, PHASES), c.near_gpus) for p in beside if p is not plan]
     scale = _Scale.of([(matrix, per_node), *others])
     width, top = cols * (NODE_W + NODE_GAP) + 8, 70 if nodes > 1 else 12
     parts = []
@@ -49,10 +49,20 @@ def cluster_svg(plan: Plan, theme: Theme, beside: Sequence[Plan] = (), per_row: 
         parts.append(_draw_trunk(cluster, matrix, scale, width, top, cols, theme))
     if nodes > shown:
         height += 26
-        parts.append(_draw_text(8, height - 6, f"and {nodes - shown} more nodes", theme, 13))
-    label = html.escape(f"{cluster.name}: {nodes} nodes of {per_node} GPUs")
+        parts.append(_draw_text(8, height - 6, f"and {nodes - shown} more {_unit(cluster)}s", theme, 13))
+    label = html.escape(f"{cluster.name}: {nodes} {_unit(cluster)}s of {per_node} GPUs")
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+def _unit(cluster: Cluster) -> str:
+    """Name what a box is: a node, or a rack where fast links join several nodes."""
+    return "node" if cluster.near_gpus == cluster.node_gpus else "rack"
+
+
+def _name_links(cluster: Cluster, *, inside: bool) -> str:
+    """Name the links inside a box, or those between boxes."""
+    return " and ".join(level.name for i, level in enumerate(cluster.levels) if cluster.is_inside(i) == inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +104,18 @@ def _draw_line(x1: float, y1: float, x2: float, y2: float, load: float, scale: _
 
 
 def _draw_node(k: int, x: float, y: float, cluster: Cluster, matrix: Floats, scale: _Scale, theme: Theme) -> str:
-    per_node = cluster.levels[0].size
+    per_node = cluster.near_gpus
     gpus, first = min(per_node, MAX_GPUS), k * per_node
     members = slice(first, first + per_node)
     inside, of_first = (units.traffic(_sent_inside(matrix, n, per_node)) for n in (k, 0))
     bar, row = y + 44, y + 88
-    name = html.escape(cluster.levels[0].name)
+    unit, links = _unit(cluster), html.escape(_name_links(cluster, inside=True))
     parts = [
         f'<rect x="{x}" y="{y}" width="{NODE_W}" height="{NODE_H}" rx="8" fill="none" stroke="{theme.faint}"/>',
-        _draw_text(x + 12, y + 20, f"node {k}", theme, 13, bold=True),
+        _draw_text(x + 12, y + 20, f"{unit} {k}", theme, 13, bold=True),
     ]
     if k == 0 or inside != of_first:  # most plans load all nodes alike
-        label = f"{cluster.levels[0].name}: {inside} per GPU"
+        label = f"{_name_links(cluster, inside=True)}: {inside} per GPU"
         parts.append(_draw_text(x + NODE_W - 12, y + 20, label, theme, 12.5, "end"))
     step = min(GPU + GAP, (NODE_W - 24) / gpus)
     size = min(GPU, step - 2)
@@ -113,9 +123,7 @@ def _draw_node(k: int, x: float, y: float, cluster: Cluster, matrix: Floats, sca
     for g, middle in enumerate(middles):
         rank = first + g
         all_sent, near = float(matrix[rank].sum()), float(matrix[rank, members].sum())
-        label = (
-            f"GPU {rank} sends {units.traffic(near)} inside its node, {units.traffic(all_sent - near)} to other nodes"
-        )
+        label = f"GPU {rank} sends {units.traffic(near)} inside its {unit}, {units.traffic(all_sent - near)} to other {unit}s"
         parts.append(_draw_line(middle, bar, middle, row, all_sent, scale, theme))
         parts.append(
             f'<rect x="{middle - size / 2:.1f}" y="{row}" width="{size:.1f}" height="{size:.1f}" rx="4" '
@@ -124,7 +132,7 @@ def _draw_node(k: int, x: float, y: float, cluster: Cluster, matrix: Floats, sca
     parts.append(_draw_arcs(first, middles, row + size + 5, matrix, scale))
     parts.append(
         f'<rect x="{x + 12}" y="{bar - 5}" width="{NODE_W - 24}" height="10" rx="5" '
-        f'fill="{theme.muted}"><title>{name}</title></rect>'
+        f'fill="{theme.muted}"><title>{links}</title></rect>'
     )
     return "".join(parts)
 
@@ -159,14 +167,15 @@ def _draw_arcs(first: int, middles: Sequence[float], y: float, matrix: Floats, s
 def _draw_trunk(
     cluster: Cluster, matrix: Floats, scale: _Scale, width: float, top: float, cols: int, theme: Theme
 ) -> str:
-    load = _most_out_of_a_node(matrix, cluster.levels[0].size)
-    names = " and ".join(level.name for level in cluster.levels[1:])
+    load = _most_out_of_a_node(matrix, cluster.near_gpus)
     parts = [f'<rect x="8" y="26" width="{width - 32}" height="10" rx="5" fill="{theme.muted}"/>']
     for k in range(cols):
         middle = 8 + k * (NODE_W + NODE_GAP) + NODE_W / 2
         parts.append(_draw_line(middle, 36, middle, top, load, scale, theme))
-    label = f"{names}: {units.traffic(load / cluster.levels[0].size)} per GPU"
-    parts.append(f"<g><title>{units.traffic(load)} out of each node</title>{_draw_text(8, 16, label, theme, 12.5)}</g>")
+    label = f"{_name_links(cluster, inside=False)}: {units.traffic(load / cluster.near_gpus)} per GPU"
+    parts.append(
+        f"<g><title>{units.traffic(load)} out of each {_unit(cluster)}</title>{_draw_text(8, 16, label, theme, 12.5)}</g>"
+    )
     return "".join(parts)
 
 

@@ -221,7 +221,7 @@ def price_file(
 def megatron_alternatives(plan: Plan) -> list[tuple[Plan, FormCost]]:
     """Megatron-LM's plan on each mesh, the best first, for a form that cannot hold the given plan."""
     planner = _planner_of(plan)
-    n, node = plan.mesh.num_devices, planner.cluster.levels[0].size
+    n, node = plan.mesh.num_devices, planner.cluster.near_gpus
     # Tensor parallelism sums activations in every layer, so its ranks stay on one node's links.
     sizes = [s for s in (2, 4, 8, 16) if s <= node and n % s == 0]
     meshes = [DeviceMesh(axis_names(2), (n // s, s)) if s < n else DeviceMesh(axis_names(1), (n,)) for s in sizes]

@@ -417,7 +417,7 @@ def doubt_between(one: Plan, other: Plan, cluster: Cluster) -> float:
 def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
     """Return the candidates of every repeated block on the tensor axis, which is the last axis of the chosen mesh, or all GPUs of a node.
     The other GPUs shard the batch."""
-    n, size = planner.cluster.num_gpus, planner.cluster.levels[0].size
+    n, size = planner.cluster.num_gpus, planner.cluster.near_gpus
     if len(chosen.mesh.axis_sizes) > 1:
         size = chosen.mesh.axis_sizes[-1]
     mesh = DeviceMesh(axis_names(2), (n // size, size)) if size < n else DeviceMesh(axis_names(1), (n,))

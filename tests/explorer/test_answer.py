@@ -22,7 +22,7 @@ from planner_core.core import Cluster, Plan, Unreadable, load_cluster, parse_tok
 from planner_core.planning import Request, Result, plan_ids, plan_model
 from planner_core.planning.analysis import step_work
 from planner_core.planning.methods import BASELINES
-from tests.support.plans import planned
+from tests.support.plans import planned, with_pairs
 
 QUICK = Request("gpt2-xl", cluster="1x8-h100", layers=4)
 WIDE = Request("llama-3-8b", cluster="2x8-h100", layers=2)
@@ -219,6 +219,14 @@ def test_a_smaller_batch_is_half_of_the_one_that_is_planned() -> None:
     assert instead[0].words == "2 nodes × 8 H100 instead of 1 node × 4 A100" and instead[0].changes["gpu"] is None
     found = remedies.remedy_ladders(here, load_cluster("8x8-h100"), 1.5)
     assert next(way.changes["batch"] for ladder in found for way in ladder if "batch" in way.changes) == 32
+
+
+def test_one_host_of_several_levels_has_no_network() -> None:
+    """Its PCIe counted as a network, so more of its nodes were looked for, and no other cluster was offered."""
+    host = with_pairs("1x8-h100")
+    found = remedies.remedy_ladders(values(model="llama-3-8b", cluster="1x8-h100"), host, 1.5)
+    told = [way.words for ladder in found for way in ladder if "cluster" in way.changes]
+    assert "2 nodes × 8 H100 instead of 1 node × 8 H100" in told
 
 
 def test_a_budget_below_the_gpus_memory_can_be_lifted() -> None:

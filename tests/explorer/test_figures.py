@@ -23,7 +23,7 @@ from planner_core.planning.analysis import ablation_steps, step_work
 from planner_core.planning.analysis.ablation import DESCRIPTIONS
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
-from tests.support.plans import planned
+from tests.support.plans import planned, with_pairs
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -106,6 +106,14 @@ def test_the_parts_of_what_a_gpu_sends_add_up_to_the_sum_of_its_row(plans: dict[
     svg = topology.cluster_svg(plan, LIGHT)
     assert f": {near} per GPU<" in svg
     assert f"<title>{units.traffic(8 * beyond)} out of each node</title>" in svg and f": {far} per GPU<" in svg
+
+
+def test_a_box_is_a_host_of_several_levels(plans: dict[str, Plan]) -> None:
+    """Pairs of GPUs in hosts of eight were drawn as eight nodes, with PCIe as a network beside InfiniBand."""
+    pairs = topology.cluster_svg(replace(plans["FSDP"], cluster=with_pairs("2x8-h100")), LIGHT)
+    assert ": 2 nodes of 8 GPUs" in pairs and ">NVLink and PCIe: " in pairs and ">InfiniBand: " in pairs
+    rack = replace(plans["FSDP"].cluster, gpus_per_node=4)
+    assert ": 2 racks of 8 GPUs" in topology.cluster_svg(replace(plans["FSDP"], cluster=rack), LIGHT)
 
 
 def test_waits_by_weight_add_up_to_the_exposed_communication(result: Result, plans: dict[str, Plan]) -> None:

@@ -28,7 +28,7 @@ from planner_core.planning import FIRST_PASSES, GraphSource, Planner, Progress, 
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from tests.pages.test_app import open_page, words
-from tests.support.plans import planned, searched
+from tests.support.plans import planned, searched, with_pairs
 
 
 @cache
@@ -81,6 +81,8 @@ def test_what_stands_is_read_off_the_cluster() -> None:
         "intra": 450.0,
         "inter": 400.0,
     }
+    pairs = whatif.current_numbers(with_pairs("2x8-h100"), 16, 4096)
+    assert (pairs["nodes"], pairs["gpus"]) == (2, 8)
     assert "inter" not in whatif.current_numbers(load_cluster("1x4-a100-pcie"), 16, 1)
     assert whatif.slider_stops((1, 2, 4), 3) == [1, 2, 3, 4]
 

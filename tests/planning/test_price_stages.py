@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -13,6 +13,8 @@ from planner_core.core import Plan, load_cluster
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement, suggest
 from planner_core.planning.pricing.suggest import Suggestion, find_suggestions
+from planner_core.planning.stages.degrees import list_degrees
+from tests.support.plans import with_pairs
 
 SLOW = "2x8-h100:inter=1"
 CHANGE = r"pp=2 \((.+)\), micro-batch (\d+), (\d+) of them"
@@ -52,6 +54,19 @@ def test_stages_are_suggested_on_slow_links_in_words_that_can_be_stated() -> Non
         pricer = Pricer("llama-3-8b", load_cluster(SLOW))
         again = pricer.plan(Statement(layout, micro_batch, accumulate, layers=4, seq=1024))
         assert again is not None and again.cost.step_time_s == suggestion.plan.cost.step_time_s
+
+
+def test_a_host_of_several_levels_is_a_node_of_stages_and_suggestions() -> None:
+    """Pairs in hosts of eight had tensor ranks of 1 and 2 in their stages, and eight stages, of a pair each, were suggested."""
+    pairs, plain = with_pairs("2x8-h100"), load_cluster("2x8-h100")
+    assert list(list_degrees(pairs, 256, 32)) == list(list_degrees(plain, 256, 32))
+    stated = Statement(parse_layout("fsdp=16"), accumulate=2, layers=4, seq=1024)
+    assert list(suggest._stage_changes(stated, pairs)) == list(suggest._stage_changes(stated, plain)) != []
+
+
+def test_a_rack_of_several_hosts_has_its_fast_links_for_tensor_ranks() -> None:
+    rack = replace(load_cluster("2x8-h100"), gpus_per_node=4)
+    assert list(list_degrees(rack, 256, 32)) == list(list_degrees(load_cluster("2x8-h100"), 256, 32))
 
 
 @pytest.mark.parametrize(

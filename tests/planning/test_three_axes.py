@@ -14,7 +14,7 @@ from planner_core.planning.fitting.three_axes import _first_gpus, meshes_of_thre
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
 from planner_core.verification.fake.group import verify_fake
-from tests.support.plans import searched
+from tests.support.plans import searched, with_pairs
 
 ROWS = "2x8-h100:nodes=16"
 FEW_SAMPLES = Request("llama-3-8b", cluster=ROWS, batch=32, layers=4)
@@ -31,6 +31,10 @@ def test_which_meshes_are_searched() -> None:
     assert sizes(replace(FEW_SAMPLES, cluster="2x8-h100:nodes=64")) == [(4, 16, 8), (8, 8, 8), (8, 16, 4)]
     many = sizes(replace(FEW_SAMPLES, cluster="2x8-h100:nodes=2048"))
     assert many and all(a * b * c == 16384 and a <= b <= 4 * a and c in (4, 8) for a, b, c in many)
+
+
+def test_the_inner_axis_is_a_host_of_several_levels() -> None:
+    assert sizes(replace(FEW_SAMPLES, cluster=with_pairs(ROWS))) == sizes(FEW_SAMPLES)
 
 
 def test_few_gpus_are_searched_on_three_axes_if_two_do_not_fit() -> None:

@@ -24,6 +24,14 @@ def with_ample_memory(cluster: str) -> Cluster:
     return load_cluster(cluster).with_memory(10**15)
 
 
+def with_pairs(cluster: str) -> Cluster:
+    """Return the same cluster with pairs of GPUs as its level 0, of which each host has several: what a node is stays as it was."""
+    plain = load_cluster(cluster)
+    node, *outer = plain.levels
+    levels = (replace(node, size=2), replace(node, name="PCIe", size=node.size // 2, unit_bytes_per_s=1e11), *outer)
+    return replace(plain, levels=levels, gpus_per_node=node.size)
+
+
 @lru_cache(maxsize=64)
 @on_disk
 def planned(request: Request, *passes: str) -> Result:

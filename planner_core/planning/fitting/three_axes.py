@@ -53,7 +53,7 @@ def meshes_of_three(planner: Planner, *, short: bool = False) -> list[DeviceMesh
     """Return the meshes to search beside those of two axes; none where these are enough, or where the user named a mesh, tool or method.
 
     `short`: no plan on two axes fits, so three are tried on few GPUs as well."""
-    request, n, node = planner.request, planner.cluster.num_gpus, planner.cluster.levels[0].size
+    request, n, node = planner.request, planner.cluster.num_gpus, planner.cluster.near_gpus
     is_open = (
         request.mesh is None and request.tool is None and request.method == EXACT.name and request.objective == "time"
     )
@@ -140,7 +140,7 @@ def _parts_to_search(planner: Planner, plan: Plan) -> list[int]:
     if used < gpus:
         return [used * more for more in PART_FACTORS if used * more < gpus]
     # Where a sample is shared inside a node, its messages take that node's links, and fewer GPUs only compute longer.
-    shared = gpus > planner.cluster.levels[0].size * planner.workload.batch
+    shared = gpus > planner.cluster.near_gpus * planner.workload.batch
     return [gpus // 2] if shared and plan.pipeline is None and gpus % 2 == 0 else []
 
 

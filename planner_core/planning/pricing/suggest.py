@@ -48,7 +48,7 @@ def find_suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Sugg
     helpful = []
     # A kernel without a measured rate on this GPU has no price that could be compared.
     kernels = {rate.kernel for rate in pricer.cluster.gpu.attention.rates}
-    changes = list_changes(stated, pricer.cluster.levels[0].size, kernels)
+    changes = list_changes(stated, pricer.cluster.near_gpus, kernels)
     staged = _stage_changes(stated, pricer.cluster) if may_gain_much(plan) else ()
     for change, other in (*changes, *staged):
         pricer.report_progress(change)
@@ -172,7 +172,7 @@ def _describe_states(layout: Layout) -> str:
 def _stage_changes(stated: Statement, cluster: Cluster) -> Iterator[tuple[str, Statement]]:
     """As many pipeline stages as nodes, so that the links between nodes carry activations alone: with the stated tensor ranks or with those
     of a node, and with one or two stages a rank."""
-    layout, node = stated.layout, cluster.levels[0].size
+    layout, node = stated.layout, cluster.near_gpus
     nodes = cluster.num_gpus // node
     tool = TOOLS.get(str(stated.stack))
     if nodes == 1 or layout.pp > 1 or (tool and not tool.stages):

@@ -145,8 +145,8 @@ def list_degrees(cluster: Cluster, batch: int, copies: int, *, deals: bool = Fal
     as many times the samples as there are tensor ranks, among which a tool may deal them out beside the experts."""
     # One rank is a plan without stages, which the other search finds.
     for ranks in divisors(cluster.num_gpus)[1:]:
-        # Tensor ranks stay inside a node, where links are fastest.
-        for tensor in divisors(cluster.levels[0].size):
+        # Tensor ranks stay off the network between nodes, whose links are the slowest.
+        for tensor in divisors(cluster.near_gpus):
             group = cluster.num_gpus // ranks
             if ranks > min(MAX_RANKS, copies) or group % tensor:
                 continue

@@ -166,8 +166,8 @@ def token_settings(learner: Learner, tokens: int, micro_batches: int = 1, recomp
 
 
 def gpus_per_node(cluster: Cluster) -> int:
-    """Return the number of GPUs of a node."""
-    return cluster.levels[0].size
+    """Return the number of GPUs that no network between nodes parts."""
+    return cluster.near_gpus
 
 
 def usual_layouts(cluster: Cluster) -> dict[str, Layout]:
