@@ -63,7 +63,7 @@ SUM_ROUNDING_SHARE = 1e-12
 """The share of a sum of seconds that may be its rounding."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PricedUnit:
     """One block variant of a plan as the step's time sees it. Its numbers are those of one copy and one micro-batch.
 
@@ -199,17 +199,17 @@ def price_units(
         names = {m.weight for m in once} if model.late_sums else {block.values[i].name for i in ends_at}
         units.append(
             PricedUnit(
-                label,
-                len(bp.prefixes),
-                repeats.get(block.name, 1) if label else 1,
-                sum(f for f, _ in each),
-                sum(b for _, b in each),
-                _optimizer_seconds(block, bp, model),
-                0.0 if label else model.software.outside_s,
-                tuple(micro_batch_messages(block, bp, model)),
-                tuple(m for m in once if m.weight not in names),
-                tuple(m for m in once if m.weight in names),
-                block_ends,
+                label=label,
+                copies=len(bp.prefixes),
+                repeats=repeats.get(block.name, 1) if label else 1,
+                forward_s=sum(f for f, _ in each),
+                backward_s=sum(b for _, b in each),
+                optimizer_s=_optimizer_seconds(block, bp, model),
+                outside_s=0.0 if label else model.software.outside_s,
+                each=tuple(micro_batch_messages(block, bp, model)),
+                once=tuple(m for m in once if m.weight not in names),
+                alone=tuple(m for m in once if m.weight in names),
+                ends=block_ends,
             )
         )
     return units

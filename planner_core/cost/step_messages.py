@@ -50,7 +50,7 @@ class MessageSource(Enum):
     INSIDE = "inside"  # an operator sends it itself
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One collective, and where it comes from, so that a total can be opened to its parts.
 
@@ -151,16 +151,15 @@ def _weight_messages(buckets: Buckets, value: int, name: str, param: ParamPlan, 
         item = weight_gradient_item_bytes(block, value, model) if gradient else None
         for kind, axes, n in collectives_of_steps(block, value, steps, start, model, item, joint=True):
             yield Message(
-                name,
-                phase,
-                kind,
-                axes,
-                n,
-                1,
-                ONCE,
-                "",
-                name,
-                share,
+                site=name,
+                phase=phase,
+                kind=kind,
+                axes=axes,
+                num_bytes=n,
+                count=1,
+                category=ONCE,
+                weight=name,
+                share=share,
                 source=MessageSource.WEIGHT,
                 gradient=gradient,
             )
@@ -189,13 +188,13 @@ def result_messages(block: Block, op: Op, site: SitePlan, rerun: Rerun | None, m
         for phase, steps in zip(PASSES, (delivery, delivery if rerun and rerun.delivers else []), strict=True):
             for kind, axes, n in steps:
                 last = Message(
-                    op.name,
-                    phase,
-                    kind,
-                    axes,
-                    n // edge.chunks,
-                    1,
-                    WAIT,
+                    site=op.name,
+                    phase=phase,
+                    kind=kind,
+                    axes=axes,
+                    num_bytes=n // edge.chunks,
+                    count=1,
+                    category=WAIT,
                     source=MessageSource.RESULT,
                     position=position,
                 )
@@ -204,13 +203,13 @@ def result_messages(block: Block, op: Op, site: SitePlan, rerun: Rerun | None, m
                 yield last
         for kind, axes, n in collectives_of_steps(block, value, edge.backward, edge.dst.gradient, model):
             yield Message(
-                op.name,
-                "backward",
-                kind,
-                axes,
-                n,
-                1,
-                WAIT,
+                site=op.name,
+                phase="backward",
+                kind=kind,
+                axes=axes,
+                num_bytes=n,
+                count=1,
+                category=WAIT,
                 source=MessageSource.RESULT,
                 gradient=True,
                 position=position,
@@ -234,22 +233,33 @@ def _operand_messages(
     regather = weight and value in op.saved
     for phase, steps in zip(PASSES, (delivery, delivery if regather or recomputed else []), strict=True):
         yield from (
-            Message(op.name, phase, kind, axes, n, 1, category, "", v.name, share, source=source, position=position)
+            Message(
+                site=op.name,
+                phase=phase,
+                kind=kind,
+                axes=axes,
+                num_bytes=n,
+                count=1,
+                category=category,
+                weight=v.name,
+                share=share,
+                source=source,
+                position=position,
+            )
             for kind, axes, n in steps
         )
     item = weight_gradient_item_bytes(block, value, model) if weight else None
     for kind, axes, n in collectives_of_steps(block, value, edge.backward, edge.dst.gradient, model, item):
         yield Message(
-            op.name,
-            "backward",
-            kind,
-            axes,
-            n,
-            1,
-            category,
-            "",
-            v.name,
-            share,
+            site=op.name,
+            phase="backward",
+            kind=kind,
+            axes=axes,
+            num_bytes=n,
+            count=1,
+            category=category,
+            weight=v.name,
+            share=share,
             source=source,
             gradient=True,
             position=position,
@@ -273,13 +283,13 @@ def _internal_messages(block: Block, op: Op, site: SitePlan, model: CostModel, r
             phases = PASSES if recomputed and c.phase == "forward" else (c.phase,)
             for phase in phases:
                 yield Message(
-                    op.name,
-                    phase,
-                    c.kind,
-                    (axis,),
-                    c.num_bytes // others,
-                    c.runs(n),
-                    WAIT,
+                    site=op.name,
+                    phase=phase,
+                    kind=c.kind,
+                    axes=(axis,),
+                    num_bytes=c.num_bytes // others,
+                    count=c.runs(n),
+                    category=WAIT,
                     load=model.load_of(row) if c.kind == "all_to_all" else 1.0,
                     behind_s=behind,
                     gradient=c.phase == "backward",

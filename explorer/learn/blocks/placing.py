@@ -16,7 +16,7 @@ from planner_core.search.network import Network, Restriction, allow_only
 OPERATOR_NAMES = {"scaled_dot_product_attention": "attention", "mul": "multiply"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockMessage:
     """One collective of one copy of a block: `moved` is what it puts right, e.g. "result: P to R".
 
@@ -90,7 +90,20 @@ def _list_messages(model: CostModel, graph: Graph, plan: BlockPlan, name: str) -
         else:
             place, moved = short_name(m.site), f"{m.what}: P to R"
         size = m.count * m.num_bytes
-        rows.append(BlockMessage(m.phase, place, moved, m.kind, size, seconds, m.site, m.source, m.weight, m.axes))
+        rows.append(
+            BlockMessage(
+                phase=m.phase,
+                where=place,
+                moved=moved,
+                kind=m.kind,
+                num_bytes=size,
+                seconds=seconds,
+                site=m.site,
+                source=m.source,
+                weight=m.weight,
+                axes=m.axes,
+            )
+        )
     return tuple(rows)
 
 

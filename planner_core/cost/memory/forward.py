@@ -55,7 +55,7 @@ class HandedThrough:
     operand: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallMemory:
     """What one copy of a block does to the memory of its caller.
 

@@ -199,17 +199,17 @@ def _call_memory(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
     gradients = {operand[v]: g.num_bytes for v, g in back.by_value.items() if v in operand}
     reduced = tuple(operand[v] for r in unit.reductions for v in r.weights if v in operand)
     return CallMemory(
-        saved_bytes,
-        saved_operands,
-        results,
-        saved_results,
-        forward,
-        backward,
-        gradients,
-        back.weight_bytes,
-        unit,
-        back.last_of_unit,
-        reduced,
+        saved_bytes=saved_bytes,
+        saved_operands=saved_operands,
+        results=results,
+        saved_results=saved_results,
+        forward=forward,
+        backward=backward,
+        gradients=gradients,
+        grads=back.weight_bytes,
+        unit=unit,
+        last_packed=back.last_of_unit,
+        reduced=reduced,
     )
 
 

@@ -21,7 +21,7 @@ GPU_BY_DRIVER_NAME = {"NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA H200": "h200-
 """Files in `assets/hardware` by the driver's name of the GPU."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRun:
     """A published run. `kind`: the kind of its band. `seconds`: the predicted seconds by fit (`FITS`). `contradicted`: how the source's
     own tables disagree about it; empty if they agree."""
@@ -56,19 +56,19 @@ def _read_run(row: dict[str, str]) -> PublishedRun:
     # In the order of FITS.
     predicted = (row["predicted_s"], row["group_out_s"], row["source_out_s"])
     return PublishedRun(
-        row["id"],
-        row["source"],
-        row["reference"],
-        row["model"],
-        row["gpu"],
-        int(row["gpus"]),
-        int(row["nodes"]),
-        row["layout"],
-        row["kind"],
-        _describe_workload(row),
-        float(row["measured_s"]),
-        dict(zip(FITS, map(float, predicted), strict=True)),
-        row["contradicted"],
+        id=row["id"],
+        source=row["source"],
+        reference=row["reference"],
+        model=row["model"],
+        gpu=row["gpu"],
+        gpus=int(row["gpus"]),
+        nodes=int(row["nodes"]),
+        layout=row["layout"],
+        kind=row["kind"],
+        workload=_describe_workload(row),
+        measured_s=float(row["measured_s"]),
+        seconds=dict(zip(FITS, map(float, predicted), strict=True)),
+        contradicted=row["contradicted"],
     )
 
 
@@ -83,19 +83,19 @@ def _own_run(row: dict[str, str]) -> PublishedRun:
     model, _, workload = row["what"].partition(", ")
     compiled = "compiled" if row["compiled"] == "1" else "eager"
     return PublishedRun(
-        row["id"],
-        "Shardscope, one rank",
-        f"{row['date']}, torch {row['torch']}",
-        model,
-        GPU_BY_DRIVER_NAME.get(row["gpu"], row["gpu"]),
-        int(row["ranks"]),
-        1,
-        row["layout"],
-        "one rank, no network",
-        f"{workload}, {compiled}",
-        float(row["measured_s"]),
-        dict.fromkeys(FITS, float(row["predicted_s"])),
-        "",
+        id=row["id"],
+        source="Shardscope, one rank",
+        reference=f"{row['date']}, torch {row['torch']}",
+        model=model,
+        gpu=GPU_BY_DRIVER_NAME.get(row["gpu"], row["gpu"]),
+        gpus=int(row["ranks"]),
+        nodes=1,
+        layout=row["layout"],
+        kind="one rank, no network",
+        workload=f"{workload}, {compiled}",
+        measured_s=float(row["measured_s"]),
+        seconds=dict.fromkeys(FITS, float(row["predicted_s"])),
+        contradicted="",
     )
 
 

@@ -41,7 +41,7 @@ EXIT_NOT_LEGAL = 3
 """Exit status of a layout that the model cannot follow."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PricedRun:
     """A stated run and its price.
 
@@ -90,7 +90,14 @@ def price_statement(
     seq, name = planner.workload.seq, planner.graph.name
     plan = pricer.plan(stated)
     if plan is None:
-        return PricedRun(stated, pricer.cluster, name, seq, explain_illegal(pricer, stated), notes=notes)
+        return PricedRun(
+            stated=stated,
+            cluster=pricer.cluster,
+            model=name,
+            seq=seq,
+            reasons=explain_illegal(pricer, stated),
+            notes=notes,
+        )
     load = planner.workload
     suggestions = find_suggestions(pricer, stated, plan) if advise else []
     best, shortage = _find_best(pricer, stated, plan, suggestions) if advise else (None, ())
@@ -107,22 +114,21 @@ def price_statement(
     )
     fills = "" if plan.fits else describe_memory(plan, planner.graph, planner.budget)
     return PricedRun(
-        stated,
-        pricer.cluster,
-        name,
-        seq,
-        (),
-        plan,
-        pricer.speed(plan, stated),
-        split_step(plan, planner),
-        limiting_resource(plan, planner),
-        tuple(suggestions),
-        best,
-        pricer.speed(best, stated) if best else None,
-        notes,
-        describe_software(planner.graph, pricer.cluster, load, planner.budget),
-        fills,
-        pricer.memory_gb,
+        stated=stated,
+        cluster=pricer.cluster,
+        model=name,
+        seq=seq,
+        plan=plan,
+        speed=pricer.speed(plan, stated),
+        parts=split_step(plan, planner),
+        limited_by=limiting_resource(plan, planner),
+        suggestions=tuple(suggestions),
+        best=best,
+        best_speed=pricer.speed(best, stated) if best else None,
+        notes=notes,
+        about=describe_software(planner.graph, pricer.cluster, load, planner.budget),
+        fills=fills,
+        memory_gb=pricer.memory_gb,
     )
 
 
