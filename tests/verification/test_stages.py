@@ -134,7 +134,9 @@ def test_gradients_stand_from_the_first_backward_of_their_stage(
         pytest.param("t5-large", "dp=1,pp=2,schedule=gpipe", 4096, 2, marks=pytest.mark.slow),
         pytest.param("t5-large", "dp=2,pp=2,schedule=gpipe,zero=1", 1024, 4, marks=pytest.mark.slow),
         pytest.param("t5-large", "dp=2,pp=2,zero=2", 1024, 4, marks=pytest.mark.slow),
-        ("llama-3-8b", "dp=2,pp=2,schedule=gpipe", 4096, 4),
+        pytest.param("llama-3-8b", "dp=2,pp=2,schedule=gpipe", 4096, 4, marks=pytest.mark.slow),
+        ("llama-3-8b", "dp=2,pp=2,schedule=gpipe,zero=2", 4096, 4),
+        pytest.param("t5-large", "fsdp=2,pp=2,schedule=gpipe", 1024, 4, marks=pytest.mark.slow),
         pytest.param("llama-3-8b", "dp=2,pp=2,vp=2,schedule=interleaved,zero=1", 4096, 4, marks=pytest.mark.slow),
     ],
 )
@@ -142,7 +144,8 @@ def test_memory_of_every_rank_is_that_of_a_run(model: str, layout: str, seq: int
     """T5's first stage hands on a position bias of 512 MiB. A run kept it on both sides until the backward, with the gradients received and
     those sent back, and neither the prediction nor the measurement counted all of them: T5's ranks were 7 to 18 % apart. Gradients of a
     step were counted on their way beside every backward, 3 to 9 % too much on Llama's first rank. T5's inner stages were 6 to 26 % too high:
-    they received a contiguous bias, of which each layer was to keep a copy, and its gradients were summed beside what a layer had freed."""
+    they received a contiguous bias, of which each layer was to keep a copy, and its gradients were summed beside what a layer had freed. Under
+    ZeRO-2 what is received of a step's first gradient is the sum, and counted beside it: 2 to 7 % too much on the first rank of `gpipe`."""
     plan = of_layout(model, layout, 3 if model == "t5-large" else 4, gpus, accumulate=8, seq=seq, micro_batch=1)
     found = verify(plan, timeout_s=240)
     assert "stack" not in found["memory_bytes"], "the plan is for no tool"

@@ -50,7 +50,7 @@ class BackwardMemory:
     `passing`: those that one of them needs only now, as it is issued or ends).
     `leaving`: the messages of the unit at work. `departed` and `last_packed`: those of a called block, and its last gradient. `late`:
     the messages that leave when backward is over, with what each of their collectives needs. `is_last`: whether gradients leave that are
-    summed once a step.
+    summed once a step. `is_first`: whether no gradients of micro-batches before stand.
 
     `received`: the gradients that a stage of a pipeline was sent. Its buffers stay until its backward is over.
     """
@@ -59,6 +59,7 @@ class BackwardMemory:
     by_value: dict[int, Gradient]
     received: tuple[Gradient, ...] = ()
     is_last: bool = True
+    is_first: bool = False
     kept: int = 0
     at_work: dict[int, Gradient] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
@@ -142,6 +143,7 @@ class BackwardMemory:
                     block.values[value].name, self.block_memory.gradient_bytes[value][reduction.ends]
                 )
         left, self.leaving, self.departed = (*self.departed, *self.leaving), [], []
+        left = tuple(r.of_first for r in left) if self.is_first else left
         if left:
             flows = [r.beside[: len(r.beside) - r.once * (not self.is_last)] for r in left if r.late is None]
             yield from self._advance_messages(flows, sum(r.waiting for r in left))

@@ -92,9 +92,14 @@ def stage_moments(
     forward = tuple(_forward_moments(memories[""], gaps))
     last = highest_backward(_backward_moments(memories[""], gaps, given))
     inner = last
+    reductions = [r for u in memories[""].units for r in u.reductions]
     # Example: ZeRO-1 sums the gradients of a step beside the last of 8 micro-batches. ZeRO-2 sums those of every micro-batch alike.
-    if model.workload.accumulate > 1 and any(r.once for u in memories[""].units for r in u.reductions):
+    if model.workload.accumulate > 1 and any(r.once for r in reductions):
         inner = highest_backward(_backward_moments(memories[""], gaps, given, is_last=False))
+    first = inner[-1]
+    # Example: ZeRO-2 adds what a reduce_scatter brings to the sum. In a step's first backward it is the sum.
+    if any(r.landed for r in reductions):
+        first = highest_moment(_backward_moments(memories[""], gaps, given, is_last=False, is_first=True))
     highest = highest_moment((*forward, forward[-1] + Moment(0, 0, sent)))
     return StageMoments(
         state,
@@ -103,7 +108,7 @@ def stage_moments(
         highest + inputs,
         # What was sent on is the root of autograd's graph, so torch lets it go when backward is over.
         replace(inner[0], grads=0) + outputs,
-        inner[-1] + outputs,
+        first + outputs,
         replace(last[0], grads=0) + outputs,
     )
 
@@ -141,14 +146,20 @@ def _forward_moments(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
 
 
 def _backward_moments(
-    top: BlockMemory, gaps: Sequence[Gap], given: Mapping[int, Gradient] | None = None, *, is_last: bool = True
+    top: BlockMemory,
+    gaps: Sequence[Gap],
+    given: Mapping[int, Gradient] | None = None,
+    *,
+    is_last: bool = True,
+    is_first: bool = False,
 ) -> Iterator[Moment]:
     """Yield the moments of backward, with what the copies left out keep until they run, and with their gradients after that. `given`: the
-    gradients that arrive, if it does not begin with the loss. `is_last`: whether it is that of a step's last micro-batch."""
+    gradients that arrive, if it does not begin with the loss. `is_last`, `is_first`: whether it is that of a step's last micro-batch, or of
+    its first."""
     more = [(_gap_saved_bytes(top, gap), _gap_gradient_bytes(top, gap)) for gap in gaps]
     # A stage that is not the last begins with the gradients that the next stage sends.
     run = BackwardMemory(top, dict(given), tuple(given.values())) if given else backward_of(top)
-    run.is_last = is_last
+    run.is_last, run.is_first = is_last, is_first
     for gap in gaps:
         for reduction in _gap_call(top, gap).unit.reductions:
             run.leave_late(reduction, gap.copies)

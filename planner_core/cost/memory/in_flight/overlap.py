@@ -137,7 +137,10 @@ def brought_by_caller(whole: UnitMemory) -> UnitMemory:
     """Return the unit of a called block as the simulation inside it sees it: the caller counts what is gathered ahead and what is
     reduced."""
     return replace(
-        whole, gathers=(), copies=(), reductions=tuple(replace(r, beside=(), late=None) for r in whole.reductions)
+        whole,
+        gathers=(),
+        copies=(),
+        reductions=tuple(replace(r, beside=(), late=None, landed=0) for r in whole.reductions),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from planner_core.core import Block, BlockPlan
+from planner_core.core import ITEM_BYTES, Block, BlockPlan
 from planner_core.cost.memory.in_flight.uses import (
     Steps,
     UseMemory,
@@ -37,7 +37,8 @@ class ReductionMemory:
     held, as it was made). `beside`: those of each collective on their way. `late`: if they are few, with which gradients of other units
     they travel when backward is over; else None. `waiting`: bytes beside the gradients that are held, until the first collective is
     issued. `ends`: what is held is then this GPU's part of the sum. `once`: how many of the last collectives are issued in a step's last
-    micro-batch alone."""
+    micro-batch alone. `landed`: bytes of `beside` and `waiting` that are the sum itself in a step's first backward, and are added to it and
+    freed in others."""
 
     weights: frozenset[int]
     flat: int
@@ -46,6 +47,14 @@ class ReductionMemory:
     waiting: int = 0
     ends: bool = False
     once: int = 0
+    landed: int = 0
+
+    @property
+    def of_first(self) -> ReductionMemory:
+        """The same in a step's first backward."""
+        own = SentMemory(self.landed)
+        beside = tuple(n.add(own, -1) for n in self.beside)
+        return replace(self, beside=beside, waiting=self.waiting - self.landed, landed=0)
 
 
 def reductions(
@@ -103,7 +112,19 @@ def _make_reduction(
         flat = micro[0] if packs or sums or dtype != block.values[group[0].value].meta.dtype else 0
         beside = tuple(n.add(stands, -1) for n in (first, *rest, *then))
         waiting = flat - stands.flying if flat else 0
-        return ReductionMemory(weights, flat, beside, waiting=waiting, ends=bool(final) and not sums, once=len(then))
+        item = ITEM_BYTES[block.values[group[0].value].meta.dtype]
+        # A reduce_scatter brings a new tensor. It stands as it came, unless the optimizer's gradient has another dtype.
+        stays = bool(final) or model.summed_item(item) == model.workload.updated_item(item)
+        new = sums and not given and group[0].reduce[-1].collective == "reduce_scatter" and stays
+        return ReductionMemory(
+            weights,
+            flat,
+            beside,
+            waiting=waiting,
+            ends=bool(final) and not sums,
+            once=len(then),
+            landed=micro[-1] if new else 0,
+        )
     # Few bytes wait for one message of all units when backward is over: a norm needs no message of its own, but stands until then.
     if final and micro[0] <= SMALL_BYTES:
         packed_bytes = 0 if sums or shared >= weights else micro[0]
