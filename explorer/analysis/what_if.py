@@ -231,7 +231,7 @@ def changed_request(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Re
 
 def current_numbers(cluster: Cluster, batch: int, seq: int) -> dict[str, Any]:
     """Return the panel's numbers now: of the workload and of the cluster (GB/s one way). No `inter` on one node."""
-    inner, *outer = cluster.levels
+    inner, network = cluster.levels[0], cluster.network
     numbers = {
         "batch": batch,
         "seq": seq,
@@ -239,7 +239,7 @@ def current_numbers(cluster: Cluster, batch: int, seq: int) -> dict[str, Any]:
         "gpus": cluster.node_gpus,
         "intra": inner.unit_bytes_per_s / 1e9,
     }
-    return numbers | ({"inter": outer[0].unit_bytes_per_s / 1e9} if outer else {})
+    return numbers | ({"inter": network.unit_bytes_per_s / 1e9} if network else {})
 
 
 def slider_stops(steps: tuple[float, ...], now: float) -> list[float]:

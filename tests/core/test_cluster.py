@@ -474,6 +474,8 @@ def test_nodes_of_several_levels_are_not_resized_by_name(tmp_path: Path) -> None
     with pytest.raises(InputError, match="its nodes of 8 GPUs are not its level 0, of 2"):
         load_cluster(f"{file}:gpus=4")
     assert load_cluster(f"{file}:intra=400").node_gpus == 8
+    faster = load_cluster(f"{file}:inter=400")
+    assert [level.unit_bytes_per_s / 1e9 for level in faster.levels] == [300, 50, 400] and faster.node_gpus == 8
     assert load_cluster("64x8-h100:gpus=4").node_gpus == 4
 
 

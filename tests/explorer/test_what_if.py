@@ -82,7 +82,7 @@ def test_what_stands_is_read_off_the_cluster() -> None:
         "inter": 400.0,
     }
     pairs = whatif.current_numbers(with_pairs("2x8-h100"), 16, 4096)
-    assert (pairs["nodes"], pairs["gpus"]) == (2, 8)
+    assert (pairs["nodes"], pairs["gpus"], pairs["inter"]) == (2, 8, 400.0)
     assert "inter" not in whatif.current_numbers(load_cluster("1x4-a100-pcie"), 16, 1)
     assert whatif.slider_stops((1, 2, 4), 3) == [1, 2, 3, 4]
 

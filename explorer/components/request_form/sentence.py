@@ -118,8 +118,8 @@ def _describe_edited_links(cluster: Cluster, v: dict[str, Any]) -> str:
     start = load_cluster(settings.cluster_spec({**v, **dict.fromkeys(settings.CLUSTER_KEYS)}))
     # Per GPU: the address has what leaves a node, which changes with the GPUs of a node while a GPU keeps its link.
     links = [(cluster.levels[0].unit_bytes_per_s / 1e9, start.levels[0].unit_bytes_per_s / 1e9, "inside a node")]
-    if len(cluster.levels) > 1:
-        nominal = _inter_gb_per_s(start) if len(start.levels) > 1 else 0.0
+    if cluster.network:
+        nominal = _inter_gb_per_s(start) if start.network else 0.0
         links.append((_inter_gb_per_s(cluster), nominal, "between nodes"))
     return "".join(
         f", {rate:.3g} GB/s per GPU {where}" for rate, nominal, where in links if not math.isclose(rate, nominal)
@@ -213,12 +213,12 @@ def _cluster_fields(v: dict[str, Any], cluster: Cluster) -> None:
         [*_by_size(), *uploaded],
         lambda n: f"{cluster_name(n)} ({'yours' if uploaded_cluster.is_uploaded(n) else n})",
     )
-    gpus, levels = cluster.levels[0].size, cluster.levels
+    levels = cluster.levels
     with Form("cluster") as form:
         left, right = st.columns(2)
         with left:
             if len(levels) <= 2:
-                form.whole("nodes", cluster.num_gpus // gpus, label="Nodes")
+                form.whole("nodes", cluster.num_nodes, label="Nodes")
             titles = {name: gpu_title(name) for name in gpu_names()}
             now = next((g for g, title in titles.items() if title == cluster.gpu.name), None)
             form.pick("GPU", "gpu", now, list(titles), lambda g: titles[g] if g else cluster.gpu.name)
@@ -231,7 +231,7 @@ def _cluster_fields(v: dict[str, Any], cluster: Cluster) -> None:
                 lambda g: {"memory": g and g * units.GIB / 1e9},
             )
         with right:
-            form.whole("gpus", gpus, label="GPUs in a node")
+            form.whole("gpus", cluster.node_gpus, label="GPUs in a node")
             form.amount(
                 "Inside a node, GB/s per GPU",
                 "intra",
@@ -275,13 +275,13 @@ DEFAULT_INTER = 50.0
 
 def _inter_gb_per_s(cluster: Cluster) -> float:
     """Return GB/s per GPU between nodes."""
-    levels = cluster.levels
-    return levels[1].unit_bytes_per_s / 1e9 / levels[0].size if len(levels) > 1 else DEFAULT_INTER
+    network = cluster.network
+    return network.unit_bytes_per_s / 1e9 / cluster.near_gpus if network else DEFAULT_INTER
 
 
 def _parse_inter(cluster: Cluster) -> Any:
     """Return a parser to what the address has: GB/s out of a node."""
-    return lambda given: {"inter": given and given * cluster.levels[0].size}
+    return lambda given: {"inter": given and given * cluster.near_gpus}
 
 
 def _keep_links(cluster: Cluster) -> Any:
@@ -290,7 +290,7 @@ def _keep_links(cluster: Cluster) -> Any:
     def after(new: dict[str, Any]) -> dict[str, Any]:
         if "cluster" in new:  # an uploaded one, whose links are its own
             return new
-        size, several = cluster.levels[0].size, len(cluster.levels) > 1
+        size, several = cluster.near_gpus, cluster.network is not None
         gpus = new.get("gpus") or size
         rate = (new["inter"] / size if new.get("inter") else _inter_gb_per_s(cluster)) * gpus
         if "inter" in new or ("gpus" in new and several) or (not several and (new.get("nodes") or 1) > 1):

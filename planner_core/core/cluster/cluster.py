@@ -106,6 +106,11 @@ class Cluster:
         """GPUs that talk to each other without the network between nodes: those of a host, or of level 0 where it joins several hosts."""
         return max(self.node_gpus, self.levels[0].size)
 
+    @property
+    def network(self) -> Level | None:
+        """The innermost links between nodes; None in one node."""
+        return next((level for i, level in enumerate(self.levels) if not self.is_inside(i)), None)
+
     def is_inside(self, level: int) -> bool:
         """Return whether the links of a level join GPUs without the network between nodes, as those of level 0 do."""
         return level == 0 or self.unit_gpus(level + 1) <= self.node_gpus
@@ -338,6 +343,8 @@ def _apply_changes(name: str, changes: str) -> Cluster:
     numbers = {key: _parse_change(key, text, where) for key, text in texts.items()}
     # `nodes` is the size of the one level above: with two such levels it would be open which of them it changes.
     inner, *outer = cluster.levels
+    within = [level for i, level in enumerate(outer, 1) if cluster.gpus_per_node and cluster.is_inside(i)]
+    outer = outer[len(within) :]
     if len(outer) > 1 and "nodes" in numbers:
         raise InputError(
             f"{where}: {len(outer)} levels of links join its nodes; give a JSON file to change their number"
@@ -357,13 +364,15 @@ def _apply_changes(name: str, changes: str) -> Cluster:
         unit_bytes_per_s=numbers.get("intra", inner.unit_bytes_per_s / 1e9) * 1e9,
     )
     # A cluster of one node has no link out of it; the new one takes the latencies that were measured with its GPU.
-    network = {"name": "network", "size": nodes, "unit_bytes_per_s": 0.0}
-    link = outer[0] if outer else _level_from_json(network, 1, False, cluster.gpu, where)
+    unknown = {"name": "network", "size": nodes, "unit_bytes_per_s": 0.0}
+    link = outer[0] if outer else _level_from_json(unknown, 1, False, cluster.gpu, where)
     speed = numbers.get("inter", link.unit_bytes_per_s / 1e9) * 1e9
     # A level of one unit has no links. It is left out, so that no price meets a group of one.
-    levels = (inner, replace(link, size=nodes, unit_bytes_per_s=speed), *outer[1:]) if nodes > 1 else (inner,)
+    network = (replace(link, size=nodes, unit_bytes_per_s=speed), *outer[1:]) if nodes > 1 else ()
     node = inner.size if cluster.gpus_per_node and "gpus" in numbers else cluster.gpus_per_node
-    changed = replace(cluster, name=f"{cluster.name}:{changes}", levels=levels, description="", gpus_per_node=node)
+    changed = replace(
+        cluster, name=f"{cluster.name}:{changes}", levels=(inner, *within, *network), description="", gpus_per_node=node
+    )
     if changed.num_gpus > MAX_GPUS:
         raise InputError(f"{where}: makes {changed.num_gpus} GPUs; at most {MAX_GPUS} can be planned")
     return changed
