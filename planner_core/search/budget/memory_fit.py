@@ -13,6 +13,7 @@ which fits. The next budget would be 80.9 + (80 - 79.9) = 81 GB again, so the se
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -111,7 +112,19 @@ def infeasible_answer(problem: Problem, unproven: Answer | None, budget: float, 
 def with_smallest_variants(problem: Problem) -> Problem:
     """Return the problem with the variant of the least bytes alone of each block."""
     least = {n: min(variants, key=lambda v: max(variants[v].least_bytes)) for n, variants in problem.blocks.items()}
-    blocks = {n: {v: problem.blocks[n][v]} for n, v in least.items()}
+    return _with_variants(problem, least)
+
+
+def _each_policy_alone(problem: Problem) -> list[Problem]:
+    """Return the problem under each policy of recomputation that all its blocks may have, where there are several."""
+    first, *others = problem.blocks.values() or ({},)
+    policies = [v for v in first if all(v in variants for variants in others)]
+    return [_with_variants(problem, dict.fromkeys(problem.blocks, v)) for v in policies] if len(policies) > 1 else []
+
+
+def _with_variants(problem: Problem, chosen: Mapping[str, str]) -> Problem:
+    """Return the problem with the `chosen` variant alone of each block."""
+    blocks = {n: {v: problem.blocks[n][v]} for n, v in chosen.items()}
     cache = SearchCache(plans=problem.cache.plans, walks=problem.cache.walks, unit_points=problem.cache.unit_points)
     return replace(problem, blocks=blocks, cache=cache)
 
@@ -352,18 +365,26 @@ class _MemoryFit:
         """
         nothing_fits = least_sum > self.budget  # then only the least peak is asked for
         prices = SMALL_SUM_PRICES[:1] if nothing_fits else SMALL_SUM_PRICES
-        fitting = []
-        for price, (f, b) in product(prices, ((1.0, 0.0), (0.0, 1.0))):
-            objective = make_objective(self.problem, self.objective).with_prices(f * price, b * price)
-            a = solve_folded(self.problem, replace(objective, exact=False))
-            if a is not None and self.simulate(a) <= self.budget:
-                fitting.append(a)
+        fitting = self._fitting_at_prices(self.problem, prices)
+        if not fitting:
+            # One layer of Llama that recomputes nothing has the least sum, and a larger peak than one that recomputes.
+            fitting = [a for p in _each_policy_alone(self.problem) for a in self._fitting_at_prices(p, prices[:1])]
         if fitting:
             best = min(fitting, key=lambda a: a.seconds)
             self.best_sum_budget = memory_bytes(best)
             return replace(answer, assignment=best, value=best.seconds, bound=min(self.bound, best.seconds))
         smallest, least = min(self.peaks, key=lambda simulated: simulated[1])
         return replace(answer, assignment=None, least_memory=least, smallest=smallest)
+
+    def _fitting_at_prices(self, problem: Problem, prices: Sequence[float]) -> list[Assignment]:
+        """Return the best assignments of `problem` at these prices of memory, at either end, whose peak fits."""
+        fitting = []
+        for price, (f, b) in product(prices, ((1.0, 0.0), (0.0, 1.0))):
+            objective = make_objective(problem, self.objective).with_prices(f * price, b * price)
+            a = solve_folded(problem, replace(objective, exact=False))
+            if a is not None and self.simulate(a) <= self.budget:
+                fitting.append(a)
+        return fitting
 
     def simulate(self, assignment: Assignment) -> float:
         """Simulate the peak memory of an assignment, and record it in `peaks`."""
