@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice, takewhile
+from itertools import islice
 
 from planner_core.core import (
     DeviceMesh,
@@ -22,7 +22,9 @@ from planner_core.planning.request import Progress
 from planner_core.search import (
     UNPROVEN,
     Answer,
+    Assignment,
     SearchLimits,
+    find_least_memory,
     fit_simulated_memory,
     memory_bytes,
     no_plan_fits,
@@ -44,6 +46,8 @@ MAX_BASELINE_EXCESS = 0.02
 """A baseline that must take longer than the chosen plan by more than this share is not searched further: it leads no list."""
 MAX_SHOWN_MEMORY_RATIO = 1.05
 """A baseline that does not fit is shown with the layout that people run, if its sum of memory is at most so many times the least."""
+MAX_SHOWN_PEAK_RATIO = 1.1
+"""By what factor its simulated peak may be above the least one. A sum holds no buffers, so peaks lie further apart than sums."""
 
 
 def plan_baselines(
@@ -91,7 +95,8 @@ def find_faster_baseline(
 
 
 class _BaselineSearch:
-    """The search for the best plan of one baseline over meshes and numbers of micro-batches. It starts at the first of the `numbers`."""
+    """The search for the best plan of one baseline over meshes and numbers of micro-batches. It starts at the first of the `numbers`, or
+    at the largest below it at which the data ranks of some mesh share the samples of a micro-batch."""
 
     def __init__(
         self,
@@ -103,7 +108,11 @@ class _BaselineSearch:
     ) -> None:
         self.baseline, self.options, self.numbers, self.chosen_s = baseline, options, numbers, chosen_s
         first = numbers.first
-        self.number, self.budget = first.workload.accumulate, first.budget
+        self.budget = first.budget
+        suited = ((mesh, baseline.restrict(first.graph, mesh)) for mesh in options)
+        self._ranks = {m: r.ranks if isinstance(r, AxisRules) else 1 for m, r in suited if r is not None}
+        """The data ranks of each mesh that suits the baseline."""
+        self.number = self.first_number()
         # What runs it may recompute all blocks or none, by one switch. Megatron-LM's row was once a mixture by block, which it cannot run.
         # With weights in 4 bits that is peft, whatever the layout.
         self.has_one_switch = baseline.one_switch or first.request.nf4
@@ -114,6 +123,17 @@ class _BaselineSearch:
         """By the identity of the planner. A problem's cache has the answers of its searches, so they are not searched twice."""
         self._bounds_s: dict[tuple[int, DeviceMesh], float] = {}
         """A lower bound of each network, or of one that was not built since a network of less work is no faster than a known plan."""
+
+    def first_number(self) -> int:
+        """Return the number at which the search starts.
+
+        The chosen plan may compute fewer samples at once than the baseline has data ranks. Example: 64 samples on 8 GPUs, the plan 2 tensor
+        x 4 with 4 samples in each of 16 micro-batches: FSDP over 8 has at most 8 micro-batches.
+        """
+        number = first = self.numbers.first.workload.accumulate
+        while number and not any(self.has_samples(number, mesh) for mesh in self._ranks):
+            number = self.numbers.before(number)
+        return number if number and self.numbers.at(number) is not None else first
 
     def best_over_numbers(self) -> Plan | None:
         """Return the best plan that fits, at its number of micro-batches; else one of nearly the least memory; None if there is no plan."""
@@ -161,16 +181,19 @@ class _BaselineSearch:
         memory; None if there is no plan.
 
         More micro-batches shrink activations alone. So where weights and states do not fit, no larger number is searched for a plan that
-        fits, and of all larger ones the largest at which each data rank of some mesh has a sample takes the least memory. Example:
-        Megatron-LM's Llama-3-70B on 32 H100, 4 data x 8 tensor, takes 171 GiB with 8 samples at once, and 86 GiB with one. A single
-        micro-batch may take less than any, since no gradients are accumulated: with sequence parallelism on 64 H100, 8 samples at once take
-        39 GiB, and 65 one after the other.
+        fits, and on each mesh the largest at which every data rank has a sample takes the least memory. Example: Megatron-LM's Llama-3-70B
+        on 32 H100, 4 data x 8 tensor, takes 171 GiB with 8 samples at once, and 86 GiB with one. A single micro-batch may take less than
+        any, since no gradients are accumulated: with sequence parallelism on 64 H100, 8 samples at once take 39 GiB, and 65 one after the
+        other.
         """
         looked_at = {self.number}
         saving = self.problems(self.numbers.under(self.number, self.saving_policy))
         # No number of micro-batches shrinks weights, gradients and states.
         states_may_fit = any(p.least_bytes_at_ends[1] <= self.budget for p in saving)
+        last = self.last_numbers()
         for more in islice(self.numbers.larger_than(self.number), MORE_NUMBERS) if states_may_fit else ():
+            if more > max(last, default=more):
+                break  # no mesh has a sample for each data rank
             looked_at.add(more)
             if (plan := self.plan_that_fits(more)) is not None:
                 return plan
@@ -178,20 +201,25 @@ class _BaselineSearch:
             looked_at.add(1)
             if (plan := self.plan_that_fits(1)) is not None:
                 return plan
-        meshes = [p.model.mesh for p in saving if not p.is_infeasible]
-        dealt = takewhile(lambda n: any(self.has_samples(n, m) for m in meshes), self.numbers.larger_than(self.number))
-        return self.plan_of_least_memory(sorted({*looked_at, max(dealt, default=self.number)}))
+        return self.plan_of_least_memory(sorted({*looked_at, *last}))
+
+    def last_numbers(self) -> set[int]:
+        """Return for each mesh the largest number at which each of its data ranks has a sample."""
+        numbers, number = [1], 1
+        while number := self.numbers.after(number):
+            numbers.append(number)
+        last = {max((n for n in numbers if self.has_samples(n, m)), default=self.number) for m in self._ranks}
+        return {n for n in last if self.numbers.several and self.numbers.at(n) is not None}
 
     def lacks_samples(self) -> bool:
         """Return whether a micro-batch has a number of samples that a layout's data ranks cannot share on some mesh."""
-        graph = self.numbers.first.graph
-        suited = (mesh for mesh in self.options if self.baseline.restrict(graph, mesh) is not None)
-        return not all(self.has_samples(self.number, mesh) for mesh in suited)
+        return not all(self.has_samples(self.number, mesh) for mesh in self._ranks)
 
     def has_samples(self, number: int, mesh: DeviceMesh) -> bool:
-        """Return whether the baseline suits a mesh and its data ranks can share the samples of a micro-batch. If not, no larger number
+        """Return whether the data ranks of a mesh that suits the baseline can share the samples of a micro-batch. If not, no larger number
         helps."""
-        return self.rules(self.numbers.under(number, self.saving_policy).graph, mesh) is not None
+        first = self.numbers.first
+        return first.graph.workload["batch"] * first.workload.accumulate % (number * self._ranks[mesh]) == 0
 
     def rules(self, graph: Graph, mesh: DeviceMesh) -> Restriction | None:
         """Return what the baseline forbids on a mesh; None if it does not suit it or cannot deal out the graph's samples."""
@@ -248,6 +276,8 @@ class _BaselineSearch:
                 problems = self.problems(planner, meshes=meshes)
                 for problem in best_first(problems, [lambda p: p.least_bytes], lambda: smallest.value):
                     answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", UNPROVEN)
+                    if answer.assignment is not None and (plan := self.plan_that_fits(planner.workload.accumulate)):
+                        return plan
                     if answer.smallest is not None:
                         smallest.offer(answer.least_memory, (planner, problem, answer))
                 # What stands when backward ends does not fall with more micro-batches, so few meshes need a network with these.
@@ -262,11 +292,23 @@ class _BaselineSearch:
             assert answer.smallest is not None
             room = memory_bytes(answer.smallest) * MAX_SHOWN_MEMORY_RATIO
             near = search_within_budget(problem, budget=room, limits=UNPROVEN).assignment
-        # A plan that does not fit is bounded in memory, not in time.
-        shown = replace(answer, assignment=near or answer.smallest, bound=0.0)
-        plan = planner.plan(problem, shown, self.baseline.title, self.baseline.name, "time")
-        note = Note("does not fit: shown at nearly the least memory that it takes", NoteKind.SHORTAGE)
-        return replace(plan, optimal=False, bound=None, notes=(note, *note_memory(plan, planner)))
+        plan = self.plan_without_proof(planner, problem, near or answer.smallest)
+        # Where logits fill the most, sums of every recomputation are equal, and the peak of that of all blocks is the least.
+        others = [(planner, problem, answer.smallest)]
+        full = self.numbers.under(planner.workload.accumulate, "full")
+        if self.saving_policy == "auto" and (of_full := self.problems(full, meshes=[problem.model.mesh])):
+            others += [(full, of_full[0], a)] if (a := find_least_memory(of_full[0])) else []
+        least = min((self.plan_without_proof(*other) for other in others), key=_peak)
+        plan = plan if _peak(plan) <= _peak(least) * MAX_SHOWN_PEAK_RATIO else least
+        words = f"does not fit: shown within {MAX_SHOWN_PEAK_RATIO - 1:.0%} of the least memory found for it"
+        return replace(plan, notes=(Note(words, NoteKind.SHORTAGE), *note_memory(plan, planner)))
+
+    def plan_without_proof(self, planner: Planner, problem: Problem, assignment: Assignment) -> Plan:
+        """Return the plan of an assignment that does not fit: it is bounded in memory, not in time."""
+        with planner.clock("baselines"):
+            answer = Answer(assignment, assignment.seconds, 0.0, memory_bytes(assignment))
+            plan = planner.plan(problem, answer, self.baseline.title, self.baseline.name, "time")
+        return replace(plan, optimal=False, bound=None)
 
     def problems(
         self,
@@ -296,6 +338,10 @@ class _BaselineSearch:
     def bound_s(self, planners: Sequence[Planner], mesh: DeviceMesh) -> float:
         """Return the highest known lower bound on the step of these planners' plans on a mesh; 0 if none is known."""
         return max((self._bounds_s.get((id(planner), mesh), 0.0) for planner in planners), default=0.0)
+
+
+def _peak(plan: Plan) -> float:
+    return plan.cost.memory_bytes["peak"]
 
 
 def _fits_with_half_as_many(plan: Plan, budget: float) -> bool:
