@@ -19,7 +19,7 @@ from explorer.text import glossary, recipe, spending, units, words
 from planner_core.core import Plan
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Request, Result, prepare_planner
-from planner_core.planning.analysis import AblationStep, ablation_steps, exact_step
+from planner_core.planning.analysis import AblationStep, ablation_steps, exact_step, fits_mark
 from planner_core.planning.pricing import count_model_flops, measure_speed, name_throughput
 
 PlansById = Mapping[str, Plan]
@@ -243,13 +243,13 @@ def show_restrictions(result: Result) -> None:
         best = (result if is_asked else shared_plans.plan_request(asked)).searched
         steps = [exact_step(best), *_ablation_steps(asked, method)]
     st.markdown(frame.escape(words.describe_restrictions(name, [(step.says, step.plan) for step in steps])))
-    body = [_ablation_row(step, steps[k - 1] if k else None) for k, step in enumerate(steps)]
+    body = [_ablation_row(step, steps[k - 1] if k else None, asked.memory_gb) for k, step in enumerate(steps)]
     head = ["each row adds", "mesh", "sent per GPU", "communication", "step", "memory", "fits", "proven"]
     frame.show_table(head, body, f"from the exact search to {name}")
     frame.offer_data("these rows", f"restrictions-{method}", lambda: rows.restriction_rows(steps))
 
 
-def _ablation_row(step: AblationStep, before: AblationStep | None) -> list[str]:
+def _ablation_row(step: AblationStep, before: AblationStep | None, memory_gb: float | None) -> list[str]:
     says = html.escape(step.says)
     if step.plan is None:
         return [says, "no plan fits", "", "", "", "", "no", ""]
@@ -261,7 +261,7 @@ def _ablation_row(step: AblationStep, before: AblationStep | None) -> list[str]:
         units.seconds(c.comm_time_s) + _change(c.comm_time_s, old.comm_time_s if old else 0),
         units.seconds(c.step_time_s) + _change(c.step_time_s, old.step_time_s if old else 0),
         units.memory(c.memory_bytes["peak"]),
-        "yes" if step.plan.fits else "no",
+        fits_mark(step.plan, step.plan.cluster, memory_gb),
         html.escape(words.describe_proof(step.plan)),
     ]
 

@@ -3,7 +3,7 @@
 from planner_core.planning.analysis.ablation import AblationStep, ablation_steps, exact_step
 from planner_core.planning.analysis.fold_graph import to_dot, to_graphml, to_networkx
 from planner_core.planning.analysis.folding import fold_report, fold_text
-from planner_core.planning.analysis.legend import list_notes, step_proof
+from planner_core.planning.analysis.legend import fits_mark, list_notes, step_proof
 from planner_core.planning.analysis.priced import price_report, price_text
 from planner_core.planning.analysis.regret import SCENARIOS, plan_regrets, regret_report, regret_text
 from planner_core.planning.analysis.reporting import (
