@@ -92,7 +92,7 @@ def test_the_shortest_step_leads_and_a_note_bounds_what_is_left() -> None:
 def test_a_plan_that_waits_has_its_gap_and_each_row_the_answer_of_its_own_space() -> None:
     """The only plan of data parallelism's space is the least of it, and as the best plan of all it is not proven. `compare` said of
     Alpa-like's plan that it is not proven, since best is the same, where `plan --method alpa` and Python said that it is."""
-    result = planned(Request("vit-large", cluster="1x8-h100", layers=4))
+    result = planned(Request("vit-large", cluster="2x8-h100", layers=4))
     best, same = result.best, next(p for p in result.plans if p.name == "data parallel")
     assert best.bound and same.blocks == best.blocks and same.optimal and not best.optimal
     (gap,) = [n.sentence for n in best.notes if n.kind is NoteKind.GAP]

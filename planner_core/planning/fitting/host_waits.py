@@ -3,8 +3,7 @@
 The search minimises the GPU's own part of a step, which is a sum over operators. Where the host issues kernels more slowly than they
 run, the step is longer than that part, and the plan of the least work need not have the shortest step. So where the plan of the search
 waits, other plans of the request's space are priced whole: every layout that a team can state, and the plan of the least work on each
-mesh, also in ZeRO-0 alone, and where GPUs repeat the work of others. An answer then takes at most MAX_STEP_EXCESS longer than a layout
-of its space, of the numbers of micro-batches that are looked at.
+mesh. An answer then takes at most MAX_STEP_EXCESS longer than a layout of its space, of the numbers of micro-batches that are looked at.
 
 Example: GPT-2 XL with two samples a GPU on 16 GPUs. ZeRO-2 keeps the GPU busy for 83 ms and its host for 285, plain data parallelism
 the GPU for 117 ms and the host for 211.
@@ -13,7 +12,7 @@ the GPU for 117 ms and the host for 211.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -46,15 +45,7 @@ from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
 from planner_core.planning.fitting.micro_batch_size import keep_micro_batch_size
 from planner_core.planning.fitting.micro_batches import bound_on_mesh
-from planner_core.planning.methods import (
-    EXACT,
-    TOOLS,
-    Layout,
-    Method,
-    list_layouts,
-    repeated_work_rules,
-    unsearchable_faults,
-)
+from planner_core.planning.methods import EXACT, TOOLS, Layout, list_layouts, unsearchable_faults
 from planner_core.planning.planner import Planner, candidate_meshes
 from planner_core.planning.request import Progress, Request
 from planner_core.search import (
@@ -73,10 +64,6 @@ from planner_core.search.algebra import Incumbent, PointAllowance, TooWide, best
 from planner_core.search.network import Problem, tensor_name
 
 WORD = "layouts whose GPU waits less for its host"
-WHOLE_STATES = replace(EXACT, zero=0)
-"""The method of the search in ZeRO-0 alone, whose optimizer sees no part of a tensor where operators use whole weights."""
-REPEATED_WORK = replace(WHOLE_STATES, restrict=repeated_work_rules)
-"""The method whose GPUs do the same work but for samples, and send gradients alone."""
 MAX_STEP_EXCESS = 0.005
 """A step that is longer than the host takes at least by this share is short enough: no other layout is looked at."""
 
@@ -148,19 +135,16 @@ def _take_shorter(planner: Planner, best: Incumbent[tuple[Planner, Plan]], repor
             best.offer(plan.cost.step_time_s, (planner, plan))
     if best.value <= enough_s:
         return
-    # Parts of states cost calls too, so plans of whole states are searched of their own, and those that cut nothing but samples.
-    methods = [EXACT, *([WHOLE_STATES] if planner.request.zero != 0 else []), REPEATED_WORK]
-    spaces = [(mesh, method) for mesh in meshes for method in methods]
-    spaces = [(mesh, method) for mesh, method in spaces if _estimate_space_s(planner, mesh, method) < best.value]
+    meshes = [mesh for mesh in meshes if _estimate_mesh_s(planner, mesh) < best.value]
     for prove in (False, True):
-        plans = [(p, space) for p, space in _plan_spaces(looking, spaces, report_progress, prove) if p.fits]
-        shortest, space = min(plans, key=lambda found: found[0].cost.step_time_s, default=(None, None))
-        if shortest is None or space is None or shortest.cost.step_time_s >= best.value:
+        plans = [p for p in _plan_meshes(looking, meshes, report_progress, prove) if p.fits]
+        shortest = min(plans, key=lambda p: p.cost.step_time_s, default=None)
+        if shortest is None or shortest.cost.step_time_s >= best.value:
             return
-        # Without a proof each space takes hundredths of a second. That of the shortest step is searched to the end: its step is often
+        # Without a proof each mesh takes hundredths of a second. That of the shortest step is searched to the end: its step is often
         # shorter by some tenths of a per cent.
         best.offer(shortest.cost.step_time_s, (planner, shortest))
-        spaces = [space]
+        meshes = [shortest.mesh]
 
 
 def _plan_layout(planner: Planner, layout: Layout, below: float) -> Plan | None:
@@ -231,13 +215,10 @@ def _estimate_layout_s(
     return math.inf
 
 
-def _estimate_space_s(planner: Planner, mesh: DeviceMesh, method: Method) -> float:
-    """As `_estimate_step_s`, of a method's plan of the least work on a mesh."""
+def _estimate_mesh_s(planner: Planner, mesh: DeviceMesh) -> float:
+    """As `_estimate_step_s`, of the plan of the least work on a mesh."""
     with suppress(PlannerError, TooWide):
-        problems = [build() for build in planner.builders(method, mesh)]
-        return min(
-            (_estimate_step_s(planner, p, planner.budget * FIRST_BUDGET_FACTOR) for p in problems), default=math.inf
-        )
+        return _estimate_step_s(planner, planner.problem(mesh), planner.budget * FIRST_BUDGET_FACTOR)
     return math.inf
 
 
@@ -276,16 +257,13 @@ def _list_admitted_layouts(planner: Planner) -> list[Layout]:
     return sorted(admitted, key=lambda x: (x.cp, x.tp, x.sp, x.ep, x.fsdp > 1, x.zero))
 
 
-def _plan_spaces(
-    planner: Planner, spaces: Iterable[tuple[DeviceMesh, Method]], report_progress: Progress, prove: bool
-) -> Iterator[tuple[Plan, tuple[DeviceMesh, Method]]]:
-    """Yield each method's plan of the least work on its mesh, where it has one. A mesh of fewer axes needs fewer messages."""
-    for mesh, method in spaces:
+def _plan_meshes(planner: Planner, meshes: Iterable[DeviceMesh], report_progress: Progress, prove: bool) -> list[Plan]:
+    """Return the plan of the least work on each mesh that has one. A mesh of fewer axes needs fewer messages."""
+    plans = []
+    for mesh in meshes:
         with suppress(PlannerError):
-            plan = say_why_shorter(choose_mesh(planner, [mesh], report_progress, method, prove=prove))
-            # The plan is one of the request's space, in which an edit of it may take any of its stages.
-            plan = replace(plan, workload=replace(plan.workload, zero=planner.workload.zero))
-            yield from ((p, (mesh, method)) for p in keep_micro_batch_size(planner.request, [plan]))
+            plans.append(say_why_shorter(choose_mesh(planner, [mesh], report_progress, prove=prove)))
+    return keep_micro_batch_size(planner.request, plans)
 
 
 def name_in_notes(plan: Plan) -> str:

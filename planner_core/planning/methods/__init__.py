@@ -52,7 +52,6 @@ from planner_core.planning.methods.restrictions import (
     is_unsplit,
     is_used_in_parts,
     pass_any,
-    repeated_work_rules,
     sums_gradient_whole,
 )
 from planner_core.planning.methods.tools import (

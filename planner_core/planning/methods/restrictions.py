@@ -270,11 +270,6 @@ def sums_gradient_whole(v: Value, state: WeightState) -> bool:
     return (state.working == R and not v.grad) or (state.working, state.gradient, state.stored) == (R, P, R)
 
 
-def is_stored_whole(v: Value, state: WeightState) -> bool:
-    """Return whether no rank stores a part of a parameter alone."""
-    return bool(state.stored == R)
-
-
 def sums_gradient_once(v: Value, state: WeightState) -> bool:
     """Return whether a parameter is Replicate, with a gradient that is summed once a step. Its states are whole or, in ZeRO-1, sharded."""
     return sums_gradient_whole(v, state) or state.stage == 1
@@ -335,26 +330,6 @@ def data_parallel_rules(weights: WeightTest) -> Restrict:
         return AxisRules(graph, (is_batch_split,), (weights,), ranks=mesh.num_devices)
 
     return restrict
-
-
-def repeated_work_rules(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-    """Return the rules of data parallelism over the last mesh axis, where the ranks of the others do the same work with whole weights;
-    on all axes they do it where the samples cannot be dealt out to that one. None if no rank repeats work: a layout of `dp` states that.
-
-    Example: 100 samples on 8 x 2 GPUs are dealt to 2, and 8 GPUs each take the same 50."""
-    axes = len(mesh.axis_sizes)
-    dealt = graph.workload["batch"] % mesh.axis_sizes[-1] == 0
-    if dealt and axes == 1:
-        return None
-    repeated = axes - dealt
-    whole = {kind: OperatorRows(frozenset({"R"})) for kind in Kind}
-    return AxisRules(
-        graph,
-        (is_unsplit,) * repeated + (is_batch_split,) * dealt,
-        (is_stored_whole,) * repeated + (sums_gradient_whole,) * dealt,
-        kinds=(whole,) * repeated + ({},) * dealt,
-        ranks=mesh.axis_sizes[-1] if dealt else 1,
-    )
 
 
 def megatron_rules(stream: StreamTest) -> Restrict:
