@@ -29,6 +29,7 @@ from planner_core.core import InputError, PlanRole, Unreadable, load_cluster
 from planner_core.planning import STAGES_PLAN_NAME, Request, Result, plan_ids, prepare_planner, replace_request
 from planner_core.planning.analysis.legend import fits_mark
 from planner_core.planning.analysis.reporting import reserved_text
+from planner_core.planning.planner import STATED_METHOD
 from planner_core.planning.pricing import predict_reserved
 from tests.support.plans import planned, searched
 
@@ -258,7 +259,7 @@ def test_a_setup_that_does_not_fit_is_said_to_be_so_where_a_plan_is_measured_aga
     """Data parallel of Llama-3-8B on 8 H100, which takes 166 GiB, was compared without a word on that."""
     plan = result.best
     for fits in (True, False):
-        setup = replace(plan, method=step_parts.STATED_METHOD, fits=fits, workload=replace(plan.workload, accumulate=2))
+        setup = replace(plan, method=STATED_METHOD, fits=fits, workload=replace(plan.workload, accumulate=2))
         plans = {"a": plan, setups.PLAN_ID: setup}
         nothing = dict.fromkeys(step_parts.ALL_PARTS, 0.0)
         parts = {n: nothing | {step_parts.COMPUTE: s} for n, s in zip(plans, (1.0, 1.5), strict=True)}
