@@ -215,9 +215,10 @@ def choose_step(
 
     Raises PlannerError, and NoPlanFits if no plan fits the memory budget that the user gave.
     """
+    request.check()
     best_without_tool: BestWithoutTool | None = None
     notes: tuple[Note, ...] = ()
-    aim = METHODS.get(request.method, EXACT).describe_aim(request.objective)
+    aim = METHODS[request.method].describe_aim(request.objective)
     try:
         if request.micro_batch is not None:
             planner, chosen = choose_for_micro_batch_size(request, graph, report_progress)

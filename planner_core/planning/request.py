@@ -25,7 +25,8 @@ from planner_core.core import (
     stack_names,
 )
 from planner_core.models import brings_inputs, default_sizes
-from planner_core.planning.methods import TOOLS, bounding_tool, find_method
+from planner_core.planning.methods import METHODS, TOOLS, bounding_tool, find_method
+from planner_core.search import OBJECTIVES
 from planner_core.search.algebra import MAX_UNIT_POINTS
 
 Progress = Callable[[str], None]
@@ -119,6 +120,10 @@ class Request(Software):
     def check(self) -> None:
         """Raise InputError for the first option whose value is impossible."""
         check_options(self, (f.name for f in fields(self) if f.name in OPTIONS))
+        if self.method not in METHODS:
+            raise InputError(named("method", self.method), f" is not one of {', '.join(METHODS)}")
+        if self.objective not in OBJECTIVES:
+            raise InputError(named("objective", self.objective), f" is not one of {', '.join(OBJECTIVES)}")
 
     def workload(self) -> Workload:
         """Return the workload, as far as it is known without the model's graph: what is not asked for counts 1."""

@@ -8,7 +8,7 @@ import pytest
 
 from explorer.analysis.shortlist import shortlist
 from explorer.text.recipe import describe_gap, layout_name
-from planner_core.core import DeviceMesh, NoPlanFits, NoteKind, Plan
+from planner_core.core import DeviceMesh, InputError, NoPlanFits, NoteKind, Plan
 from planner_core.planning import plan_ids, prepare_planner
 from planner_core.planning.analysis.legend import is_slowed
 from planner_core.planning.analysis.reporting import first_plan_text, plan_report, plan_summary, text
@@ -34,6 +34,20 @@ ASKED = {
 def asked(request: pytest.FixtureRequest) -> tuple[Result, str, str]:
     options, aim, scope = ASKED[request.param]
     return planned(Request("gpt2-xl", cluster="2x8-h100", layers=2, **options)), aim, scope
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        ({"method": "guess", "objective": "communication"}, 'method="guess" is not one of exact, tap'),
+        ({"objective": "fun"}, 'objective="fun" is not one of time, communication'),
+    ],
+)
+def test_an_unknown_method_or_objective_is_refused_before_a_search(options: dict[str, str], refusal: str) -> None:
+    said: list[str] = []
+    with pytest.raises(InputError, match=refusal):
+        plan_model(Request("gpt2-xl", layers=2, accumulate=None, **options), progress=said.append)
+    assert not said
 
 
 def test_rounding_alone_is_no_exposed_communication_above_all() -> None:

@@ -22,12 +22,10 @@ from planner_core.cost import check_offload, graph_as_run
 from planner_core.models import BatchGraphs, pad_vocabulary, with_adapters
 from planner_core.ops import coarsen, graph_strategies
 from planner_core.planning.methods.layout import check_layout, parse_layout
-from planner_core.planning.methods.registry import METHODS
 from planner_core.planning.methods.tools import tool_spaces
 from planner_core.planning.planner.networks import Networks
 from planner_core.planning.planner.planner import Planner
 from planner_core.planning.request import THOROUGH, Clock, Effort, Progress, Request, with_default_batch
-from planner_core.search import OBJECTIVES
 from planner_core.search.algebra import PointAllowance
 
 
@@ -44,10 +42,6 @@ def prepare_planner(
     that is left for proofs. Raises InputError.
     """
     request.check()
-    if request.method not in METHODS:
-        raise InputError(named("method", request.method), f" is not one of {', '.join(METHODS)}")
-    if request.objective not in OBJECTIVES:
-        raise InputError(named("objective", request.objective), f" is not one of {', '.join(OBJECTIVES)}")
     clock, graphs = (earlier_planner.clock, earlier_planner.graphs) if earlier_planner else (Clock(), BatchGraphs())
     work = (
         earlier_planner.work if earlier_planner and earlier_planner.effort == effort else PointAllowance(effort.request)
