@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 
 from planner_core.core import (
     ITEM_BYTES,
@@ -185,35 +186,15 @@ def result_messages(block: Block, op: Op, site: SitePlan, rerun: Rerun | None, m
     for position, (value, edge) in enumerate(zip(op.outputs, site.outputs, strict=True)):
         delivery = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
         kernel = _chunk_seconds(block, op, site, edge.chunks, model) if edge.chunks > 1 else 0.0
+        message = partial(Message, site=op.name, count=1, category=WAIT, source=MessageSource.RESULT, position=position)
         for phase, steps in zip(PASSES, (delivery, delivery if rerun and rerun.delivers else []), strict=True):
             for kind, axes, n in steps:
-                last = Message(
-                    site=op.name,
-                    phase=phase,
-                    kind=kind,
-                    axes=axes,
-                    num_bytes=n // edge.chunks,
-                    count=1,
-                    category=WAIT,
-                    source=MessageSource.RESULT,
-                    position=position,
-                )
+                last = message(phase=phase, kind=kind, axes=axes, num_bytes=n // edge.chunks)
                 if edge.chunks > 1:
                     yield replace(last, count=edge.chunks - 1, behind_s=kernel, in_chunks=True)
                 yield last
         for kind, axes, n in collectives_of_steps(block, value, edge.backward, edge.dst.gradient, model):
-            yield Message(
-                site=op.name,
-                phase="backward",
-                kind=kind,
-                axes=axes,
-                num_bytes=n,
-                count=1,
-                category=WAIT,
-                source=MessageSource.RESULT,
-                gradient=True,
-                position=position,
-            )
+            yield message(phase="backward", kind=kind, axes=axes, num_bytes=n, gradient=True)
 
 
 def _chunk_seconds(block: Block, op: Op, site: SitePlan, chunks: int, model: CostModel) -> float:
@@ -231,39 +212,21 @@ def _operand_messages(
     delivery = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
     # A gathered weight is freed after forward. Backward gathers it again only if its kernel reads the weight.
     regather = weight and value in op.saved
+    message = partial(
+        Message,
+        site=op.name,
+        count=1,
+        category=category,
+        weight=v.name,
+        share=share,
+        source=source,
+        position=position,
+    )
     for phase, steps in zip(PASSES, (delivery, delivery if regather or recomputed else []), strict=True):
-        yield from (
-            Message(
-                site=op.name,
-                phase=phase,
-                kind=kind,
-                axes=axes,
-                num_bytes=n,
-                count=1,
-                category=category,
-                weight=v.name,
-                share=share,
-                source=source,
-                position=position,
-            )
-            for kind, axes, n in steps
-        )
+        yield from (message(phase=phase, kind=kind, axes=axes, num_bytes=n) for kind, axes, n in steps)
     item = weight_gradient_item_bytes(block, value, model) if weight else None
     for kind, axes, n in collectives_of_steps(block, value, edge.backward, edge.dst.gradient, model, item):
-        yield Message(
-            site=op.name,
-            phase="backward",
-            kind=kind,
-            axes=axes,
-            num_bytes=n,
-            count=1,
-            category=category,
-            weight=v.name,
-            share=share,
-            source=source,
-            gradient=True,
-            position=position,
-        )
+        yield message(phase="backward", kind=kind, axes=axes, num_bytes=n, gradient=True)
 
 
 def _internal_messages(block: Block, op: Op, site: SitePlan, model: CostModel, recomputed: bool) -> Iterator[Message]:

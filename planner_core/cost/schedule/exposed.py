@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from planner_core.core import BlockPlan, Graph, Phase
+from planner_core.core import PASSES, BlockPlan, Graph, Phase
 from planner_core.cost.model import CostModel
 from planner_core.cost.step import PricedUnit, price_units, unit_totals
 from planner_core.cost.step_messages import message_time, waited_message_seconds
@@ -82,7 +82,7 @@ def _parts_of_unit(unit: PricedUnit, model: CostModel) -> Iterator[Exposed]:
         what, seconds = f"{message.kind} of {message.what}", message_time(message, model)
         yield Exposed(unit.label, message.site, message.weight, what, message.phase, Cause.ENDS, seconds)
     traffic, alone = weight_traffic(unit, model), sum(message_time(message, model) for message in unit.alone)
-    for phase in ("forward", "backward"):
+    for phase in PASSES:
         phase_traffic = [t for t in traffic if t.phase == phase]
         seconds, cause = seconds_beyond_compute(totals, phase, model)
         yield from _divide_by_traffic(unit, phase_traffic, cause, seconds, m)
