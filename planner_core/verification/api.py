@@ -236,7 +236,7 @@ def _retarget(plan: Plan, graph: Graph, mesh: DeviceMesh, ranks: int) -> Plan:
 
 def _check_small_enough(plan: Plan) -> None:
     """Raise InputError if a user's model, which cannot be scaled down, is too large to run."""
-    count = int(plan.model.params)
+    count = plan.model.params
     if str(plan.model.config["callable"]).endswith(".pt2"):
         raise InputError("an exported program cannot be scaled down; verify its plan with ", named_check("fake"))
     if count > MAX_PARAMETERS:

@@ -309,7 +309,7 @@ def _stage_statistics(parallel: StagedParallel) -> dict[str, torch.Tensor]:
 
 def _repeat_for_step(parallel: StagedParallel, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Repeat example inputs for a whole step: a user's code returns those of one micro-batch."""
-    if "callable" not in (parallel.plan.model.config):
+    if "callable" not in parallel.plan.model.config:
         return inputs
     return _map_samples(parallel, inputs, lambda x: torch.cat([x] * parallel.micro_batches))
 

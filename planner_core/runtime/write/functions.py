@@ -92,9 +92,8 @@ class FunctionArguments:
             lines = [now] if key[1] == now else self.uses[number]
             users = [self.calls[line] for line in lines]
             live_calls = [call for call in users if any(n in self.layout.with_gradient for n in call.outputs)]
-            regather = (bool(live_calls) and any(number in call.saved for call in users)) or lines[
-                0
-            ] <= self.last_recomputed
+            needed = bool(live_calls) and any(number in call.saved for call in users)
+            regather = needed or lines[0] <= self.last_recomputed
             saved = not self.recomputed and any(self._autograd_keeps_view(call, number) for call in users)
             trained = self.tape.tensors[number].grad and any(number in call.gives_gradient() for call in live_calls)
             name = self.layout.parameters[number]
