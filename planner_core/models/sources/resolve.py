@@ -87,12 +87,12 @@ def resolve(
     if ".py:" in source or source.endswith(".pt2"):
         return python_source(source)
     path, file = Path(source), config_file(source)
-    data = read_config(file)
+    data = read_config_file(file)
     name = path.name if path.is_dir() else (file.parent.name or file.stem) if file.name == "config.json" else file.stem
     return _config_source(name, str(source), data, batch, seq, dtype, layers)
 
 
-def read_config(file: Path) -> dict[str, Any]:
+def read_config_file(file: Path) -> dict[str, Any]:
     """Read a config file in UTF-8 or UTF-16 as plain data. Raises InputError."""
     advice = f"name its function, {file}:build" if file.suffix == ".py" else "give a Hugging Face config.json"
     data = read_json(file, str(file), MAX_CONFIG_BYTES, advice)
