@@ -84,14 +84,21 @@ def test_a_package_that_is_missing_is_told_with_the_line_that_installs_it() -> N
         done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if "install" in line or "zoo" in line]
-    run = "this needs torch, which is not installed here; install it with: pip install 'shardscope[run]'"
+    run = "this needs torch, which is not installed here; install it with: pip install '.[run]' in a checkout of Shardscope"
     assert told == [
         run,
         run,
-        "this needs pyvis, which is not installed here; install it with: pip install 'shardscope[app]'",
+        "this needs pyvis, which is not installed here; install it with: pip install '.[app]' in a checkout of Shardscope",
         "\"gpt3-xl\" is neither a model of the zoo nor a file; did you mean 'gpt2-xl'?",
         run,
     ]
+
+
+def test_no_text_installs_a_package_of_this_name_from_a_registry() -> None:
+    """An exported script said `pip install 'shardscope[models]'`, a name that nobody holds on a registry."""
+    files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "planner_core").rglob("*.py")]
+    texts = {file.name: file.read_text(encoding="utf-8") for file in files}
+    assert [name for name, text in texts.items() if re.search(r"pip install '?shardscope", text)] == []
 
 
 def test_the_version_is_told_once() -> None:

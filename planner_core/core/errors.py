@@ -21,7 +21,7 @@ EXTRAS = {
     "plotly": "app",
     "pyvis": "app",
 }
-"""By package: the extra of `pip install shardscope[EXTRA]` that brings it (pyproject.toml)."""
+"""By package: the extra of `pip install '.[EXTRA]'` that brings it (pyproject.toml)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,8 @@ class NotInstalled(InputError, ImportError):
 
     def __init__(self, package: str) -> None:
         extra = EXTRAS.get(package)
-        line = f"pip install 'shardscope[{extra}]'" if extra else f"pip install {package}"
+        # By path: no registry has Shardscope, and somebody else might publish a package of its name.
+        line = f"pip install '.[{extra}]' in a checkout of Shardscope" if extra else f"pip install {package}"
         super().__init__(f"this needs {package}, which is not installed here; install it with: {line}")
         self.package = package
 
