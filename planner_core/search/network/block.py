@@ -72,8 +72,7 @@ def build_block(
 class _Builder:
     """Builds the variables and factors of one block.
 
-    `crossing` are the values that are variables. `saved_inputs` are the values whose delivered tensor a reader keeps for
-    backward. `maker_group` maps a value to the number of the group that makes it.
+    `crossing` are the values that are variables. `maker_group` maps a value to the number of the group that makes it.
     """
 
     def __init__(
@@ -90,8 +89,7 @@ class _Builder:
         self.axes = Axes(model.sizes, model.joined, model.stages)
         self.ports = {*coarse.block.inputs, *coarse.block.outputs}
         self.maker_group = {v: i for i, s in enumerate(strategies.groups) for op in s.ops for v in op.outputs}
-        self.net = Network(rules=cache.rules)
-        self.saved_inputs = set(options.saved_by_calls)
+        self.net = Network(saved_values=set(options.saved_by_calls), rules=cache.rules)
         self.results_of_kept_ops = {v for op in coarse.block.ops if op.name in options.kept_ops for v in op.outputs}
         self.view_bases, self.buckets = viewed_operands(coarse.block), Buckets.of_block(coarse.block)
         self.crossing = self._crossing_values() - set(options.skipped_values)
@@ -103,7 +101,6 @@ class _Builder:
         # Readers come first: the factor of a tensor counts its bytes once, if any reader saves it.
         for i, strategy in enumerate(self.strategies.groups):
             self._mark_saved(i, strategy)
-        self.net.saved_values.update(self.saved_inputs)
         for value in sorted(self.crossing):
             self._add_tensor(value)
         for i, strategy in enumerate(self.strategies.groups):
@@ -186,7 +183,7 @@ class _Builder:
                         and self.maker_group.get(base) != group
                         and self.values[base].kind == "activation"
                     ):
-                        self.saved_inputs.add(base)
+                        self.net.saved_values.add(base)
                         break
                     base = self.view_bases.get(base)
 
@@ -216,7 +213,7 @@ class _Builder:
             return
         # A view has the storage of its root: if the root is kept already, saving the view holds no further byte.
         base = root(self.block, value)
-        is_saved = value in self.saved_inputs and base not in self.results_of_kept_ops
+        is_saved = value in self.net.saved_values and base not in self.results_of_kept_ops
         # The caller counts its operand once for all blocks that keep a view of it.
         is_saved = is_saved and not (self.options.at_least and base in self.block.inputs)
         share = 1.0 if value in self.results_of_kept_ops else self.options.saved_share if is_saved else 0.0
@@ -363,7 +360,9 @@ class _Builder:
     def _is_saved_by_reader(self, value: int) -> bool:
         """Return whether the tensor's own factor counts the delivered tensor as kept, since a reader or the plan keeps it."""
         is_saved = (
-            value in self.saved_inputs or value in self.options.saved_by_readers or value in self.results_of_kept_ops
+            value in self.net.saved_values
+            or value in self.options.saved_by_readers
+            or value in self.results_of_kept_ops
         )
         return value in self.crossing and is_saved
 

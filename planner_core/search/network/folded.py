@@ -35,6 +35,7 @@ from planner_core.search.network.factors import (
 )
 from planner_core.search.network.group_work import BlockCache, OperatorCache, UnitOptions
 from planner_core.search.network.runs import (
+    Nets,
     Run,
     add_inputs_saved_by_some,
     find_runs,
@@ -159,7 +160,7 @@ class ModelNetworks:
 
     runs: list[Run]
     top: Network
-    blocks: Mapping[str, Mapping[str, Network]]
+    blocks: Nets
 
     def restricted(self, restrict: Restriction | None) -> ModelNetworks:
         """Return the same networks without the states that `restrict` forbids."""
@@ -226,7 +227,7 @@ def build_networks(
     return ModelNetworks(runs, top, blocks)
 
 
-def _values_saved_by_calls(graph: Graph, blocks: Mapping[str, Mapping[str, Network]]) -> set[int]:
+def _values_saved_by_calls(graph: Graph, blocks: Nets) -> set[int]:
     """Return the values of the top block that calls of repeated blocks save for backward under every policy of recomputation."""
     always = {name: values_always_saved(variants) for name, variants in blocks.items()}
     return {
