@@ -47,10 +47,10 @@ def operator(fn: str) -> Operator:
 
 def canonical_function(fn: str) -> str:
     """Return the name of a function's operator, in place if `fn` is; `fn` itself if the catalogue lacks it."""
+    if fn in _BY_NAME:
+        return _BY_NAME[fn].name
     base = fn.rstrip("_")
-    if fn in _BY_NAME or base not in _BY_NAME:
-        return _BY_NAME[fn].name if fn in _BY_NAME else fn
-    return f"{_BY_NAME[base].name}_"
+    return f"{_BY_NAME[base].name}_" if base in _BY_NAME else fn
 
 
 def known_functions() -> frozenset[str]:
