@@ -169,6 +169,20 @@ def test_the_pages_name_files_and_folders_that_are_there() -> None:
     assert "core/plan.py" not in ends
 
 
+def test_the_pages_name_tests_that_are_there() -> None:
+    """A name that ends with `_` is the beginning of several tests. What ends with `.py` is a path."""
+    files = [*(ROOT / "tests").rglob("test_*.py")]
+    known = {file.stem for file in files}.union(*(re.findall(r"^def (test_\w+)", read(f), re.MULTILINE) for f in files))
+    pages = {p.name: re.findall(r"\btest_\w+\b(?!\.py)", read(p)) for p in PAGES if p.name != "CHANGELOG.md"}
+    missing = {
+        (page, name)
+        for page, names in pages.items()
+        for name in names
+        if not (name in known or (name.endswith("_") and any(one.startswith(name) for one in known)))
+    }
+    assert any(pages.values()) and not missing
+
+
 # --- architecture -----------------------------------------------------------------------------------------
 
 
