@@ -108,7 +108,7 @@ def test_the_figures_of_alpas_method_are_those_of_the_commands_that_the_page_nam
         assert words.format(1e3 * method, 1e3 * best) in page
         assert model != "gpt2-xl" or round(1e3 * best) == round(1e3 * method)
     alone = shardscope.plan("llama-3-8b", cluster="2x8-h100", method="alpa").best.cost.step_time_s
-    assert "`plan llama-3-8b --method alpa` searches these too" in page and f"a step of {1e3 * alone:.0f} ms" in page
+    assert "`plan llama-3-8b --method alpa` gives the same plan" in page and alone == method
 
 
 # --- links ------------------------------------------------------------------------------------------------
