@@ -9,7 +9,6 @@ from itertools import islice
 
 from planner_core.core import (
     DeviceMesh,
-    Graph,
     Note,
     NoteKind,
     Plan,
@@ -34,7 +33,7 @@ from planner_core.search import (
     search_within_budget,
 )
 from planner_core.search.algebra import Incumbent, PointAllowance, best_first
-from planner_core.search.network import Problem, Restriction
+from planner_core.search.network import Problem
 
 MORE_NUMBERS = 4
 """Larger, and smaller, numbers of micro-batches at which a layout is looked at beside the chosen plan's number."""
@@ -72,9 +71,8 @@ def plan_baselines(
     numbers = numbers or MicroBatchNumbers(planner, None, report_progress, several=False)
     plans = []
     for baseline in baselines.values():
-        report_progress(
-            f"baselines: {baseline.title}"
-        )  # each takes tenths of a second: a page stops at the next report
+        # Each takes tenths of a second: a page stops at the next report.
+        report_progress(f"baselines: {baseline.title}")
         plan = _BaselineSearch(baseline, options, numbers, recompute, chosen_s).best_over_numbers()
         plans += [plan] if plan is not None else []
     return plans
@@ -218,13 +216,7 @@ class _BaselineSearch:
     def has_samples(self, number: int, mesh: DeviceMesh) -> bool:
         """Return whether the data ranks of a mesh that suits the baseline can share the samples of a micro-batch. If not, no larger number
         helps."""
-        first = self.numbers.first
-        return first.graph.workload["batch"] * first.workload.accumulate % (number * self._ranks[mesh]) == 0
-
-    def rules(self, graph: Graph, mesh: DeviceMesh) -> Restriction | None:
-        """Return what the baseline forbids on a mesh; None if it does not suit it or cannot deal out the graph's samples."""
-        rules = self.baseline.restrict(graph, mesh)
-        return None if isinstance(rules, AxisRules) and graph.workload["batch"] % rules.ranks else rules
+        return self.numbers.last % (number * self._ranks[mesh]) == 0
 
     def plan_that_fits(self, number: int, below: float = math.inf) -> Plan | None:
         """Return the best plan at one number; None if none fits in less than `below` seconds. Recomputation is allowed if the fastest plan
@@ -327,10 +319,11 @@ class _BaselineSearch:
             if key in self._problems:
                 continue
             # Most meshes of many GPUs fail at the samples, which costs no network to see.
-            restrict = self.rules(planner.graph, mesh)
-            self._bounds_s[key] = math.inf if restrict is None else self.bound_s(less_work, mesh)
+            is_suited = mesh in self._ranks and self.has_samples(planner.workload.accumulate, mesh)
+            self._bounds_s[key] = self.bound_s(less_work, mesh) if is_suited else math.inf
             if self._bounds_s[key] < below:
                 costs = planner.cost_model(mesh, zero=zero, usual=True)
+                restrict = self.baseline.restrict(planner.graph, mesh)
                 self._problems[key] = problem = planner.problem(costs, restrict)
                 self._bounds_s[key] = rough_bound(problem, "time")
         return [self._problems[key] for mesh in meshes if (key := (id(planner), mesh)) in self._problems]
