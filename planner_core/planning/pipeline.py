@@ -218,12 +218,13 @@ def choose_step(
     request.check()
     best_without_tool: BestWithoutTool | None = None
     notes: tuple[Note, ...] = ()
-    aim = METHODS[request.method].describe_aim(request.objective)
+    has_other_aim = METHODS[request.method].describe_aim(request.objective) is not None
+    leaves_workload_open = leaves_number_open(request, graph) or request.recompute == "auto"
     try:
         if request.micro_batch is not None:
             planner, chosen = choose_for_micro_batch_size(request, graph, report_progress)
             show_first(planner, chosen)
-        elif aim is not None and request.bounding_tool is None:
+        elif has_other_aim and leaves_workload_open and request.bounding_tool is None:
             planner, chosen, notes = _choose_for_other_aim(request, graph, report_progress, earlier_planner, show_first)
         elif request.bounding_tool is None:
             planner, chosen = searched or choose_micro_batches(
@@ -248,36 +249,29 @@ def _choose_for_other_aim(
     earlier_planner: Planner | None,
     show_first: ShowFirst,
 ) -> tuple[Planner, Plan, tuple[Note, ...]]:
-    """Return the planner and the plan of a request that makes something else least than the step's time, and a note on its workload.
+    """Return the planner and the plan of a request that makes something else least than the step's time, and a note on its workload, which
+    it leaves open.
 
-    The number of micro-batches and the recomputation that it leaves open are those of the plan of least time, as in `compare_methods`: with
-    its own, a plan of the least communication does the same work on all GPUs, in micro-batches small enough. If no plan fits so, they are
-    searched with the plan itself. Raises NoPlanFits and InputError.
+    Its number of micro-batches and its recomputation are those of the plan of least time, as in `compare_methods`: with its own, a plan of
+    the least communication does the same work on all GPUs, in micro-batches small enough. If no plan fits so, they are searched with the
+    plan itself. Raises NoPlanFits and InputError.
     """
-    if not leaves_number_open(request, graph) and request.recompute != "auto":
-        return *choose_micro_batches(
-            request, graph, report_progress, earlier_planner=earlier_planner, show_first=show_first
-        ), ()
-    title = METHODS[request.method].title if METHODS[request.method].objective else "the least communication"
+    method = METHODS[request.method]
+    title = method.title if method.objective else "the least communication"
     with suppress(NoPlanFits):
-        quickest = choose_step(
-            replace(request, method=EXACT.name, objective="time", prove=False), graph, report_progress, earlier_planner
-        )
-        quickest_request = quickest.planner.request
-        shared = replace(
-            request,
-            batch=quickest_request.batch,
-            accumulate=quickest_request.accumulate,
-            recompute=quickest_request.recompute,
-        )
+        timed = replace(request, method=EXACT.name, objective="time", prove=False)
+        quickest = choose_step(timed, graph, report_progress, earlier_planner)
+        settled = quickest.planner.request
+        shared = replace(request, batch=settled.batch, accumulate=settled.accumulate, recompute=settled.recompute)
         if quickest.chosen.fits:
             planner, plan = choose_micro_batches(shared, graph, report_progress, earlier_planner=quickest.planner)
             if plan.fits:
                 show_first(planner, plan)
                 return planner, plan, (note_shared_workload(planner.workload, title),)
-    return *choose_micro_batches(
+    planner, plan = choose_micro_batches(
         request, graph, report_progress, earlier_planner=earlier_planner, show_first=show_first
-    ), (note_own_workload(title),)
+    )
+    return planner, plan, (note_own_workload(title),)
 
 
 def close_gap(draft: Draft) -> tuple[Draft, str]:
