@@ -13,6 +13,7 @@ from planner_core.core import (
     Sentence,
     Shard,
     Term,
+    list_names,
     named,
     params_by_pattern,
     time_amount,
@@ -158,8 +159,7 @@ def _describe_split_work(plan: Plan) -> str:
             if role in (DATA, SHARD) and isinstance(param.working[axis], Shard) and axis not in param.gathered
         ]
         if names:
-            more = f" and {len(names) - MAX_LISTED_WEIGHTS} more" if len(names) > MAX_LISTED_WEIGHTS else ""
-            parts.append(f"{', '.join(names[:MAX_LISTED_WEIGHTS])}{more} along {plan.mesh.axis_names[axis]}")
+            parts.append(f"{list_names(names, MAX_LISTED_WEIGHTS)} along {plan.mesh.axis_names[axis]}")
     return f"used in parts, as in tensor parallelism: {'; '.join(parts)}" if parts else ""
 
 
