@@ -191,7 +191,8 @@ def _bound_without_search(
     *,
     bounded: bool,
 ) -> float | None:
-    """Return a bound of the plans of a problem that needs no search, since none is below the `incumbent` value; None if it needs candidate.
+    """Return a bound of the plans of a problem that needs no search, since none is below the `incumbent` value; None if it has to
+    be searched.
 
     `bounded`: whether a bound is asked for; if not, it is infinite.
     """
