@@ -40,7 +40,7 @@ from planner_core.exporters.nearest import (
 )
 from planner_core.exporters.remarks import PRICE_FILE, Remark, RemarkKind, name_file
 from planner_core.exporters.targets import write_target
-from planner_core.planning.methods import TARGETS, TOOLS, WHOLE_PLANS, CannotHold, Target, TpLayout
+from planner_core.planning.methods import TARGETS, WHOLE_PLANS, CannotHold, Target, Tool, TpLayout
 from planner_core.planning.pricing import FORMATS
 
 UNPRICED = "what this form does could not be priced on the plan's mesh"
@@ -199,8 +199,7 @@ def _suggest_tools(plan: Plan, targets: Iterable[Target]) -> Sentence:
 
 
 def _may_have_stages(target: Target, plan: Plan, cut: Pipeline) -> bool:
-    tool = TOOLS.get(target.name)
-    if tool is None or tool.stages is None or (tool.find_fault and tool.find_fault(plan)):
+    if not isinstance(target, Tool) or target.stages is None or (target.find_fault and target.find_fault(plan)):
         return False
     with suppress(InputError):
         check_single_stack(plan, cut)
