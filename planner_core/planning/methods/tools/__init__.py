@@ -13,7 +13,6 @@ from planner_core.planning.methods.tools.own import TORCHRUN
 from planner_core.planning.methods.tools.spaces import list_layouts, tool_spaces
 from planner_core.planning.methods.tools.table import (
     FREE,
-    SWITCHES,
     TARGETS,
     TOOL_SWITCHES,
     TOOLS,
@@ -24,4 +23,4 @@ from planner_core.planning.methods.tools.table import (
     tool_stages,
     tool_term,
 )
-from planner_core.planning.methods.tools.tool import Inner, PairForm, Target, Tool, ToolStages
+from planner_core.planning.methods.tools.tool import SWITCHES, Inner, PairForm, Target, Tool, ToolStages

@@ -22,8 +22,6 @@ TARGETS: Mapping[str, Target] = {PLAN_FILE.name: PLAN_FILE, TORCHRUN.name: TORCH
 """The forms of an export, by the name for `--to`."""
 FREE = TORCHRUN.name
 """The form that runs every plan."""
-SWITCHES = ("none", "full")
-"""The recomputations that every tool can be told, each of all blocks."""
 TOOL_SWITCHES = frozenset(word for tool in TOOLS.values() for word in tool.recomputations)
 """The recomputations of which some tool can be told one, for all blocks alike."""
 

@@ -9,6 +9,9 @@ from enum import StrEnum
 from planner_core.core import Graph, Plan
 from planner_core.planning.methods.layout import Layout
 
+SWITCHES = ("none", "full")
+"""The recomputations that every tool can be told, each of all blocks."""
+
 
 class Inner(StrEnum):
     """What the inner ranks of a rank's mesh share. Context ranks by the names of `CP_TYPES`."""
@@ -128,7 +131,7 @@ class Tool(Target):
     layouts: Callable[[int], Iterator[Layout]]
     searched: str
     other_names: tuple[str, ...] = ()
-    recomputations: tuple[str, ...] = ("none", "full")
+    recomputations: tuple[str, ...] = SWITCHES
     other_recomputations: Mapping[str, str] = field(default_factory=dict)
     gradients: str | None = None
     plugins: Mapping[str, str] = field(default_factory=dict)
