@@ -247,7 +247,8 @@ class Result:
             return choice
         fastest = next(p for p in self.plans if p.name == choice.fastest)
         same = tuple(p.name for p in self.plans if p is not fastest and p.fits and _is_same_plan(p, fastest))
-        return replace(choice, no_evidence=_find_missing_evidence(choice, self), same=same)
+        choice = replace(choice, same=same)
+        return replace(choice, no_evidence=_find_missing_evidence(choice, self))
 
     @property
     def recommended(self) -> Plan:
@@ -382,7 +383,7 @@ def _find_missing_evidence(choice: Choice, result: Result) -> dict[str, str]:
     names = {choice.fastest, *(t.name for t in choice.ties)}
     compared = [p for p in result.plans if p.name in names]
     if not choice.ties:
-        others = (p for p in result.plans if p.fits and p.name not in names)
+        others = (p for p in result.plans if p.fits and p.name not in (*names, *choice.same))
         compared += sorted(others, key=lambda p: p.cost.step_time_s)[:1]
     if len(compared) == 1:
         return {}
