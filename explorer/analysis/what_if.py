@@ -68,9 +68,8 @@ def best_plan(request: Request, graph: GraphSource = None, report_progress: Prog
     with _wait_for_turn(report_progress):
         try:
             if METHODS[request.method].describe_aim(request.objective) is not None:
-                return plan_model(
-                    request, graph, report_progress, passes={}
-                ).searched  # in as many micro-batches as the plan of least time
+                # In as many micro-batches as the plan of least time.
+                return plan_model(request, graph, report_progress, passes={}).searched
             searched = choose_micro_batches(request, graph, report_progress)
             if not searched[1].cost.host_wait_s:
                 return searched[1]

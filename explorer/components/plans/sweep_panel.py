@@ -113,10 +113,9 @@ def _compute_point(name: str, changes: sweep.Changes, progress: PacedProgress, s
     plan, why = whatif_panel.known_plan(request), _refusals().peek(request)
     if plan is None and why is None and request in late:
         why = TOO_LONG
-    if plan is not None or why is not None or stopped:
-        return SweepPoint(
-            name, changes, plan, "" if plan else why or sweep.NOT_COMPUTED, plan is not None or why is not None
-        )
+    is_known = plan is not None or why is not None
+    if is_known or stopped:
+        return SweepPoint(name, changes, plan, "" if plan else why or sweep.NOT_COMPUTED, is_known)
     try:
         progress("planning")
         return SweepPoint(name, changes, whatif_panel.best_plan(request, progress))

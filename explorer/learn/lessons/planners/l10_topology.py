@@ -45,10 +45,8 @@ class GpuLayout:
 def two_nodes(cluster: Cluster) -> Cluster:
     """Return the learner's cluster if it has several nodes, else two of its nodes on the standard network."""
     if len(cluster.levels) > 1:
-        levels = (cluster.levels[0], replace(cluster.levels[1], size=2))
-    else:
-        levels = (cluster.levels[0], load_cluster("2x8-h100").levels[1])
-    return replace(cluster, levels=levels, gpus_per_node=None)
+        return cluster.with_sizes(cluster.levels[0].size, 2)
+    return replace(cluster, levels=(*cluster.levels, load_cluster("2x8-h100").levels[1]), gpus_per_node=None)
 
 
 def gradient_bytes(learner: Learner) -> int:
