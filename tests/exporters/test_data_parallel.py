@@ -25,10 +25,8 @@ from planner_core.exporters.api import export, export_text
 from planner_core.exporters.nearest import data_parallel_plans
 from planner_core.exporters.remarks import Remark, RemarkKind
 from planner_core.planning import Request, plan_model
-from planner_core.planning.methods import TORCHRUN, parse_layout
-from planner_core.planning.pipeline import PASSES
-from planner_core.planning.pricing import Statement
-from tests.support.plans import pricer
+from planner_core.planning.methods import TORCHRUN
+from tests.support.plans import plan_of_layout, planned
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import LLAMA, LLAMA_SIZES, tiny_config
 
@@ -206,10 +204,9 @@ def test_a_file_is_priced_as_it_is_read_back_with_what_it_does_not_state(
     target: str, recompute: str, flags: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A plan of micro-batches of 2 came back from accelerate's file as one of 1, and one that recomputes from DeepSpeed's without that."""
-    stated = Statement(parse_layout("fsdp=8"), micro_batch=2, accumulate=2, seq=512, layers=2, recompute=recompute)
-    stated = replace(stated, stack=None if target == "accelerate" else target)
-    plan = pricer("llama-3-8b", "1x8-h100").plan(stated)
-    assert plan is not None
+    run = {"micro_batch": 2, "accumulate": 2, "seq": 512, "layers": 2, "recompute": recompute}
+    stack = None if target == "accelerate" else target
+    plan = plan_of_layout("llama-3-8b", "1x8-h100", "fsdp=8", **run, stack=stack)
     made = export_text(plan, target)
     said = f"price --config FILE reads it back with what it does not state: {flags}"
     assert said in map(name_flags, made.remarks)
@@ -239,9 +236,7 @@ def test_a_file_of_named_layers_is_priced_by_these_layers(
     model: str, layout: str, target: str, flags: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`price --config` split what Megatron-LM splits: 2.33 s and 65.8 GiB, where the export had said 2.57 s and 70.4 GiB of its file."""
-    stated = Statement(parse_layout(layout), micro_batch=2, accumulate=2, seq=512, layers=2)
-    plan = pricer(model, "1x8-h100").plan(stated)
-    assert plan is not None
+    plan = plan_of_layout(model, "1x8-h100", layout, micro_batch=2, accumulate=2, seq=512, layers=2)
     made = export_text(plan, target)
     assert f"price --config FILE reads it back with what it does not state: {flags}" in map(name_flags, made.remarks)
     assert made.nearest is not None
@@ -259,10 +254,9 @@ def test_a_file_of_named_layers_is_priced_by_these_layers(
 @pytest.mark.parametrize("target", ["deepspeed", "hf"])
 def test_samples_of_context_ranks_are_not_priced_as_if_there_were_more(target: str) -> None:
     """Ranks that share a sample have one each in these files. transformers' was priced with 8 samples a step beside the plan's 4."""
-    stated = Statement(parse_layout("dp=2,cp=2,tp=2,sp"), micro_batch=1, accumulate=2, seq=256, layers=2)
+    run = {"accumulate": 2, "seq": 256, "layers": 2}
     for samples, priced in ((1, False), (2, True)):
-        plan = pricer("llama-3-8b", "1x8-h100").plan(stated.but(micro_batch=samples))
-        assert plan is not None
+        plan = plan_of_layout("llama-3-8b", "1x8-h100", "dp=2,cp=2,tp=2,sp", micro_batch=samples, **run)
         made = export_text(plan, target)
         why = "it has no price in this form: 2 samples of a micro-batch cannot be dealt to its 4 data-parallel ranks"
         assert (why in made.remarks) == (made.nearest is None) == (not priced)
@@ -271,10 +265,9 @@ def test_samples_of_context_ranks_are_not_priced_as_if_there_were_more(target: s
 @pytest.mark.parametrize("target", ["deepspeed", "accelerate", "fsdp2"])
 def test_images_have_no_tokens_to_state(target: str) -> None:
     """ViT's export said "--seq 1", which its price then called unused."""
-    stated = Statement(parse_layout("fsdp=8"), micro_batch=2, accumulate=2, layers=2)
     for model, seq in (("vit-large", None), ("llama-3-8b", 1)):
-        plan = pricer(model, "1x8-h100").plan(stated.but(seq=seq))
-        assert plan is not None and plan.workload.seq == 1
+        plan = plan_of_layout(model, "1x8-h100", "fsdp=8", micro_batch=2, accumulate=2, layers=2, seq=seq)
+        assert plan.workload.seq == 1
         said = " ".join(map(name_flags, export_text(plan, target).remarks))
         assert "price --config FILE" in said or target == "deepspeed"
         assert ("--seq 1" in said) == (model == "llama-3-8b")
@@ -339,12 +332,12 @@ def test_the_nearest_plan_shards_weights_whatever_the_zero_stage_of_the_given_on
     It was priced as DDP: 165 GiB for 73 of llama-3-8b, so that nothing was written.
     """
     request = Request("llama-3-8b", cluster="1x8-h100", mesh="4x2", batch=16, seq=512, layers=2, recompute="none")
-    found = plan_model(request, passes={"baselines": PASSES["baselines"]})
+    found = planned(request, "baselines")
     given = next(p for p in found.plans if p.name == "Megatron-LM + sequence parallel")
     assert given.workload.zero == 1
-    priced = pricer("llama-3-8b", "1x8-h100").plan(Statement(parse_layout("fsdp=8"), 2, seq=512, layers=2))
+    priced = plan_of_layout("llama-3-8b", "1x8-h100", "fsdp=8", micro_batch=2, seq=512, layers=2)
     near = export_text(given, target, nearest=True).nearest
-    assert priced is not None and near is not None
+    assert near is not None
     assert near.peak_bytes == priced.cost.memory_bytes["peak"]
     assert near.step_time_s == pytest.approx(priced.cost.step_time_s, rel=1e-12)
 
@@ -354,9 +347,7 @@ def test_the_nearest_plan_runs_the_software_of_the_given_one(software: dict[str,
     """A plan that FSDP2 holds is its own nearest one, so both have one price, whatever kernels run it.
 
     With a fused loss the form was said to need 11.9 GB, where the plan and its `price` had 8.7 GB: operators kept what torch's do."""
-    stated = Statement(parse_layout("fsdp=8"), seq=512, layers=2, **software)
-    plan = pricer("llama-3-8b", "1x8-h100").plan(stated)
-    assert plan is not None
+    plan = plan_of_layout("llama-3-8b", "1x8-h100", "fsdp=8", seq=512, layers=2, **software)
     ((_, cost),) = data_parallel_plans(plan, ["FSDP2"])
     assert cost.peak_bytes == cost.plan_peak_bytes
     assert cost.step_time_s == pytest.approx(cost.plan_step_time_s, rel=1e-12)

@@ -21,7 +21,7 @@ from planner_core.planning.methods import TARGETS, parse_layout
 from planner_core.planning.pricing import Statement, read_setup
 from planner_core.planning.pricing.configs.tools import megatron
 from tests.exporters.test_targets import flags_of, written
-from tests.support.plans import pricer
+from tests.support.plans import plan_of_layout, pricer
 
 FIELDS = {
     "context-parallel-size": "context_parallel_size",
@@ -96,9 +96,7 @@ STATED = (  # a model, a layout, what Megatron-LM and torchtitan are told of it,
 @cache
 def of_layout(name: str, text: str) -> Plan:
     """The plan of a stated layout on 16 GPUs, of two layers."""
-    plan = pricer(name, "2x8-h100").plan(Statement(parse_layout(text), seq=8192, layers=2))
-    assert plan is not None
-    return plan
+    return plan_of_layout(name, "2x8-h100", text, seq=8192, layers=2)
 
 
 def test_a_form_without_a_model_needs_no_torch(tmp_path: Path) -> None:
@@ -297,9 +295,8 @@ def test_megatron_core_takes_the_flags(name: str, text: str, flags: dict[str, An
 @pytest.mark.parametrize(("target", "where"), [("megatron", "split over all here"), ("hf", "on all here")])
 def test_whole_experts_on_tensor_ranks_are_not_called_whole_in_a_tool_that_splits_them(target: str, where: str) -> None:
     """Megatron-LM's file was priced as the plan, and said to hold the experts whole, which it splits over the tensor ranks."""
-    stated = Statement(parse_layout("dp=4,tp=2"), micro_batch=2, accumulate=2, seq=512, layers=2, stack="megatron")
-    plan = pricer("mixtral-8x7b", "1x8-h100").plan(stated)
-    assert plan is not None
+    run = {"micro_batch": 2, "accumulate": 2, "seq": 512, "layers": 2, "stack": "megatron"}
+    plan = plan_of_layout("mixtral-8x7b", "1x8-h100", "dp=4,tp=2", **run)
     experts = [p.stored for b in plan.blocks.values() for n, p in b.params.items() if n.endswith("experts.down_proj")]
     assert experts == [(Replicate(), Shard(0))]
     made = export_text(plan, target)

@@ -23,18 +23,16 @@ from planner_core.exporters.configs.megatron import stage_layout
 from planner_core.exporters.nearest import price_file
 from planner_core.exporters.targets import write_target
 from planner_core.planning.methods import TARGETS, parse_layout
-from planner_core.planning.pricing import Statement, read_text
+from planner_core.planning.pricing import read_text
 from planner_core.planning.pricing.configs.tools import megatron
 from planner_core.planning.pricing.configs.tools.megatron_stages import layers_of
 from tests.exporters.test_targets import flags_of, written
-from tests.support.plans import pricer
+from tests.support.plans import plan_of_layout
 
 
 @cache
 def of_layout(text: str, layers: int = 8) -> Plan:
-    plan = pricer("llama-3-8b", "2x8-h100").plan(Statement(parse_layout(text), accumulate=8, seq=2048, layers=layers))
-    assert plan is not None
-    return plan
+    return plan_of_layout("llama-3-8b", "2x8-h100", text, accumulate=8, seq=2048, layers=layers)
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ from planner_core.planning.request import Request
 from planner_core.verification.api import scaled
 from planner_core.verification.build_models import gentle_initializer, materialise
 from tests.support.export_spec import DEEPSPEED, model_spec
+from tests.support.plans import plan_of_layout, pricer, searched, with_ample_memory
 from tests.support.plans import planned as plan_once
-from tests.support.plans import pricer, searched, with_ample_memory
 from tests.support.ranks import run_ranks
 from tests.support.torchrun import run_script
 
@@ -204,10 +204,8 @@ def written(plan: Plan, target: str) -> str:
 
 
 def of_layout(layout: str, layers: int = 2) -> Plan:
-    stated = parse_layout(layout)
-    plan = pricer("llama-3-8b", "1x8-h100").plan(Statement(stated, 16 // stated.data, seq=512, layers=layers))
-    assert plan is not None
-    return plan
+    micro_batch = 16 // parse_layout(layout).data
+    return plan_of_layout("llama-3-8b", "1x8-h100", layout, micro_batch=micro_batch, seq=512, layers=layers)
 
 
 def test_zero_stages_of_deepspeed_and_megatron() -> None:
@@ -240,9 +238,9 @@ def test_the_dtype_of_a_plan_is_that_of_the_run(dtype: str, section: str | None,
     """A tool that is told of no dtype takes its own: float32 in DeepSpeed and Megatron-LM, bfloat16 in torchtitan."""
     plan = of_layout("dp=2,tp=4")
     plan = replace(plan, workload=replace(plan.workload, dtype=dtype))
-    settings = json.loads(write_target(TARGETS["deepspeed"], plan)[0])
+    settings = json.loads(written(plan, "deepspeed"))
     assert [name for name in ("bf16", "fp16") if name in settings] == ([section] if section else [])
-    arguments = flags_of(write_target(TARGETS["megatron"], plan)[0])
+    arguments = flags_of(written(plan, "megatron"))
     assert [name for name in ("bf16", "fp16") if name in arguments] == ([flag] if flag else [])
     made = export_text(plan, "torchtitan")
     computes = "float32" if dtype == "float32" else None
@@ -459,7 +457,7 @@ def test_megatron_is_given_no_model_that_its_flags_do_not_state(kind: str, more:
         with pytest.raises(InputError, match=part):
             write_target(TARGETS["megatron"], plan)
         return
-    flags = flags_of(write_target(TARGETS["megatron"], plan)[0])
+    flags = flags_of(written(plan, "megatron"))
     assert flags["max-position-embeddings"] == 32
     assert flags["disable-bias-linear"] is True and flags.get("add-qkv-bias", False) == (kind == "qwen2")
 
@@ -684,7 +682,7 @@ def test_the_data_axis_is_priced_as_the_form_runs_it() -> None:
 def test_every_column_sums_by_itself_in_the_price() -> None:
     """The extra all_reduces are those that test_hf_trains_like_one_process counts."""
     plan = planned("llama-3-8b")["Megatron-LM"]
-    text = write_target(TARGETS["hf"], plan)[0]
+    text = written(plan, "hf")
     one, each = nearest_plan(plan, tensor_layout(plan)), price_file(plan, text, unstated_options(plan, text))
     assert one is not None and each is not None
     payload = 8 * 4096 * 4096 * 2  # samples of a data rank x tokens x width, bfloat16

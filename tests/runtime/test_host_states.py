@@ -13,8 +13,6 @@ from torch import nn
 
 from planner_core.core import Plan
 from planner_core.exporters import export, export_text
-from planner_core.planning.methods import parse_layout
-from planner_core.planning.pricing import Statement
 from planner_core.planning.request import Request
 from planner_core.runtime.training import host_states
 from planner_core.runtime.training.host_states import HostStates
@@ -22,7 +20,7 @@ from planner_core.runtime.training.optimizers import make_optimizer
 from planner_core.verification.api import scaled
 from planner_core.verification.fake.group import verify_fake_all
 from planner_core.verification.numerics import verify_all
-from tests.support.plans import planned, pricer
+from tests.support.plans import plan_of_layout, planned
 from tests.support.torchrun import run_script
 
 
@@ -101,10 +99,8 @@ LAYOUTS = ("fsdp=8", "dp=8")
 
 @cache
 def plan_of(layout: str, accumulate: int = 1, offload: bool = True) -> Plan:
-    stated = Statement(parse_layout(layout), 2, accumulate, layers=2, offload=offload)
-    plan = pricer("llama-3-8b", "1x8-h100").plan(stated)
-    assert plan is not None
-    return plan
+    run = {"micro_batch": 2, "accumulate": accumulate, "layers": 2, "offload": offload}
+    return plan_of_layout("llama-3-8b", "1x8-h100", layout, **run)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -11,8 +11,9 @@ from planner_core.cost import can_run_in_chunks, cost_model_of, price
 from planner_core.cost.resolved_ops import block_of
 from planner_core.models import load_plan_graph
 from planner_core.planning import GraphSource, Result, library
+from planner_core.planning.methods import parse_layout
 from planner_core.planning.pipeline import FIRST_PASSES, PASSES, Pass, add_third_axis, plan_model
-from planner_core.planning.pricing import Pricer
+from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Progress, Request
 from tests.support.plan_cache import on_disk
 
@@ -87,6 +88,13 @@ searched = lru_cache(maxsize=64)(on_disk(search_alone))
 def pricer(model: str, cluster: str) -> Pricer:
     """Return what prices layouts of a model on a cluster. Its graphs and networks are made once for all tests."""
     return Pricer(model, load_cluster(cluster))
+
+
+def plan_of_layout(model: str, cluster: str, layout: str, **run: Any) -> Plan:
+    """Return the plan of a stated layout. `run`: fields of the statement."""
+    plan = pricer(model, cluster).plan(Statement(parse_layout(layout), **run))
+    assert plan is not None, f"{model} does not follow {layout}"
+    return plan
 
 
 @cache

@@ -8,25 +8,21 @@ from typing import Any
 
 import pytest
 
-from planner_core.core import Graph, InputError, Plan, load_cluster
+from planner_core.core import Graph, InputError, Plan
 from planner_core.cost import schedule_ranks
 from planner_core.models import load_plan_graph
-from planner_core.planning.methods import parse_layout
-from planner_core.planning.pricing import Pricer, Statement
 from planner_core.verification.api import _format_stage, scaled, verify
 from planner_core.verification.fake.pipeline import _run_all_ranks
 from planner_core.verification.stages import compare_ranks
-from tests.support.plans import pricer
+from tests.support.plans import plan_of_layout
 from tests.support.ranks import run_ranks
 from tests.verification.test_forward_passes import counting
 
 
 @cache
 def of_layout(model: str, text: str, layers: int = 4, gpus: int = 4, **more: Any) -> Plan:
-    stated = Statement(parse_layout(text), **{"accumulate": 4, "seq": 256, "layers": layers, "micro_batch": 2, **more})
-    plan = pricer(model, f"1x8-h100:gpus={gpus}").plan(stated)
-    assert plan is not None
-    return plan
+    run = {"accumulate": 4, "seq": 256, "layers": layers, "micro_batch": 2, **more}
+    return plan_of_layout(model, f"1x8-h100:gpus={gpus}", text, **run)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +50,8 @@ def test_stages_run_as_predicted(model: str, layout: str, layers: int) -> None:
 
 def test_stages_over_several_nodes_are_scaled_down_to_a_few_ranks() -> None:
     """What ranks were to do was priced on the plan's own cluster: `verify --ranks 4` refused each plan with stages of more GPUs."""
-    stated = Statement(parse_layout("dp=4,tp=2,pp=2,zero=1"), accumulate=4, seq=256, layers=4, micro_batch=2)
-    plan = Pricer("llama-3-8b", load_cluster("2x8-h100")).plan(stated)
-    assert plan is not None
+    run = {"accumulate": 4, "seq": 256, "layers": 4, "micro_batch": 2}
+    plan = plan_of_layout("llama-3-8b", "2x8-h100", "dp=4,tp=2,pp=2,zero=1", **run)
     small = scaled(plan, 4)
     assert small.num_gpus == 4 and len(schedule_ranks(small, load_plan_graph(small))) == 2
 
@@ -65,10 +60,7 @@ def test_stages_over_several_nodes_are_scaled_down_to_a_few_ranks() -> None:
 def test_a_convolutional_network_runs_in_stages_on_small_images() -> None:
     """Its config has no size of images. At 224 the processes of a verification take ten minutes. Running statistics are those of the
     first step: the second one writes the buffers."""
-    plan = pricer("resnet50-100k", "1x8-h100:gpus=4").plan(
-        Statement(parse_layout("dp=2,pp=2"), accumulate=4, micro_batch=2)
-    )
-    assert plan is not None
+    plan = plan_of_layout("resnet50-100k", "1x8-h100:gpus=4", "dp=2,pp=2", accumulate=4, micro_batch=2)
     small = scaled(plan, 4)
     assert small.model.config["image_size"] == 64
     found = verify(plan, ranks=4, timeout_s=500)
